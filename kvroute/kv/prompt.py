@@ -1,0 +1,61 @@
+"""A prompt before and after it became a chain.
+
+`PromptSource` is what a request says (messages, text, token ids); `Prompt` is what routing needs of it. The step between
+the two, rendering and tokenising, needs files and engines and lives in `adapters`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from kvroute.kv.chain import PrefixChain, TokenBytes
+
+
+class ChatPrompt(Struct, frozen=True):
+    """A conversation, with every field that changes the tokens which the engine renders from it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    reasoning_effort: str | None = None
+
+
+class TextPrompt(Struct, frozen=True):
+    """Plain text of a completion request."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(Struct, frozen=True):
+    """Token ids that the client made itself."""
+
+    ids: TokenBytes
+
+
+PromptSource = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class Prompt(Struct, frozen=True):
+    """A prompt as routing sees it: a chain of whole blocks, and a length.
+
+    The chain may be shorter than `tokens` allows: it ends before the first image, audio or video.
+    """
+
+    chain: PrefixChain
+    tokens: int  # length of the prompt in tokens; an estimate where `exact` is False
+    block_size: int  # tokens per block
+    ids: TokenBytes = TokenBytes(b"")  # the tokens that the chain was made of, whole blocks and the tail; empty = unknown
+    exact: bool = True  # False: text chunks, or media whose tokens only the engine knows
+
+    @property
+    def hit_limit_blocks(self) -> int:
+        """How many leading blocks an engine can at most reuse: it always computes the last token itself."""
+        return min(len(self.chain) >> 3, max(0, self.tokens - 1) // self.block_size)

@@ -1,0 +1,1 @@
+"""The running service: listeners, the way of a request, feeds, admin."""
