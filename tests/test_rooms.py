@@ -29,27 +29,8 @@ DOORS = {  # room: the rooms that it may import, besides itself
     "cli": "errors kv sizing routing sim fake adapters proxy config",
 }
 PURE = {"errors", "kv", "sizing", "routing", "sim"}
-PURE_MAY_USE = set(
-    [
-        "__future__",
-        "array",
-        "bisect",
-        "collections",
-        "dataclasses",
-        "enum",
-        "functools",
-        "heapq",
-        "itertools",
-        "math",
-        "random",
-        "re",
-        "statistics",
-        "struct",
-        "typing",
-        "msgspec",
-        "xxhash",
-    ]
-)
+LANGUAGE = {"__future__", "collections", "dataclasses", "enum", "functools", "typing", "msgspec"}
+TOOLS = {"array", "bisect", "heapq", "itertools", "math", "random", "re", "statistics", "struct", "xxhash"}
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 MOCKS_PER_TEST_MAX = 0.05
@@ -106,7 +87,7 @@ def closed_doors(module: str, tree: ast.Module) -> Iterator[str]:
 def impurities(tree: ast.Module) -> Iterator[str]:
     """Yield what a pure room must not contain: other libraries, coroutines, and randomness that nobody handed in."""
     for line, name in imports(tree):
-        if name.partition(".")[0] not in PURE_MAY_USE | {"kvroute"}:
+        if name.partition(".")[0] not in {"kvroute"} | LANGUAGE | TOOLS:
             yield f"line {line}: a pure room must not use {name}; take the value as an argument"
     for node in ast.walk(tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
