@@ -1,0 +1,5 @@
+"""`python -m kvroute` is `kvroute`."""
+
+from kvroute.cli import main
+
+main()

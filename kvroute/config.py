@@ -1,0 +1,252 @@
+"""The settings: one YAML file, environment overrides by the same names, decoded once into strict Structs.
+
+Only the composition root and the command line read this; every part receives the few values that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from kvroute.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20
+ENV_PREFIX = "KVROUTE_"
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=1)]
+Policy = Literal["kvroute", "round-robin", "random", "least-request", "power-of-two"]
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A section of the file. Unknown keys are refused."""
+
+
+class Listen(Settings):
+    """Where a listener binds; port 0 takes any free one."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+
+
+class ReplicaSettings(Settings):
+    """One vLLM server."""
+
+    url: str
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_url(self.url, ("http", "https"))
+
+
+class StoreSettings(Settings):
+    """Where index, ledger and account live."""
+
+    kind: Literal["redis", "memory"] = "redis"
+    url: str | None = None
+    deployment: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
+    lookup_deadline_ms: Annotated[float, Meta(gt=0, le=1000)] = 5.0
+    shards: Annotated[int, Meta(ge=1, le=256)] = 1
+
+    def __post_init__(self) -> None:
+        if self.url is not None:
+            schemes = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+            check_url(self.url, schemes)
+
+
+class RoutingSettings(Settings):
+    """How a replica is chosen."""
+
+    policy: Policy = "kvroute"
+    ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
+
+
+class ProxySettings(Settings):
+    """How requests and answers pass."""
+
+    body_bytes_max: Count = 64 << 20
+    attempts_max: Annotated[int, Meta(ge=1, le=10)] = 3
+    connect_timeout_s: Seconds = 5.0
+    first_byte_timeout_s: Seconds = 600.0
+    idle_timeout_s: Seconds = 120.0
+    no_replica_wait_s: Annotated[float, Meta(ge=0, le=600)] = 10.0
+    ask_for_usage: bool = True
+    expose_prediction: bool = False
+    log_requests: bool = True
+    tls_verify: bool = True
+
+
+class TenantSettings(Settings):
+    """Who may ask, and under which label they are counted."""
+
+    keys: dict[str, str] = {}
+    header: str | None = None
+
+
+class FeedSettings(Settings):
+    """How replicas are watched."""
+
+    metrics_interval_s: Seconds = 1.0
+    health_interval_s: Seconds = 1.0
+    health_timeout_s: Seconds = 5.0
+    unhealthy_after: Count = 3
+    healthy_after: Count = 1
+
+
+class Config(Settings):
+    """The whole file."""
+
+    listen: Listen = Listen()
+    admin: Listen = Listen(port=8001)
+    replicas: tuple[ReplicaSettings, ...] = ()
+    tokenizer: str = "auto"
+    store: StoreSettings = StoreSettings()
+    routing: RoutingSettings = RoutingSettings()
+    proxy: ProxySettings = ProxySettings()
+    tenants: TenantSettings = TenantSettings()
+    feeds: FeedSettings = FeedSettings()
+    drain_timeout_s: Seconds = 30.0
+
+
+def check_url(url: str, schemes: tuple[str, ...]) -> None:
+    """Refuse a URL of another scheme, or without what that scheme needs.
+
+    Raises:
+        ValueError: with what is wrong and what is right.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in schemes:
+        raise ValueError(f"{url!r} is not a URL of the kind {' or '.join(f'{scheme}://' for scheme in schemes)}")
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise ValueError(f"{url!r} names no socket; write unix:///run/redis.sock")
+        return
+    if not parts.hostname:
+        raise ValueError(f"{url!r} names no host; write {parts.scheme}://HOST:PORT")
+    if "sentinel" in parts.scheme or "cluster" in parts.scheme:
+        return  # several host:port pairs, which urlsplit cannot take apart
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"{url!r} has a port that is not a number from 0 to 65535") from None
+
+
+def load(path: Path | None, env: Mapping[str, str] = os.environ, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read the settings: the file, then the environment, then what the command line says.
+
+    Args:
+        path: the YAML file, or None for the defaults alone.
+        env: variables; KVROUTE_STORE__URL sets `store.url`, values are read as YAML.
+        overrides: dotted names -> values.
+
+    Raises:
+        ConfigError: names the setting, what is wrong with it, and the valid choices.
+    """
+    tree = _read(path) if path else {}
+    for name, text in sorted(env.items()):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            _put(tree, name[len(ENV_PREFIX) :].lower().replace("__", "."), _yaml(text, name))
+    for name, value in (overrides or {}).items():
+        _put(tree, name, value)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        where = str(path) if path else "settings"
+        raise ConfigError(f"{where}: {_explain(str(error))}") from None
+
+
+def dump(config: Config) -> str:
+    """Return the settings as YAML, with keys and passwords left out."""
+    tree = msgspec.to_builtins(config)
+    for replica in tree["replicas"]:
+        replica["api_key"] = _hidden(replica["api_key"])
+    tree["tenants"]["keys"] = {name: _hidden(key) for name, key in tree["tenants"]["keys"].items()}
+    if url := tree["store"]["url"]:
+        tree["store"]["url"] = re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def _hidden(secret: str | None) -> str | None:
+    return "***" if secret else secret
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX} bytes; this is no kvroute configuration")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    tree = _yaml(text, str(path))
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(tree).__name__}")
+    return tree
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _put(tree: dict[str, Any], name: str, value: Any) -> None:
+    *parents, last = name.split(".")
+    for parent in parents:
+        below = tree.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"`{parent}` must be a mapping of settings, to set `{name}` in it")
+        tree = below
+    tree[last] = value
+
+
+def _explain(message: str) -> str:
+    """Turn msgspec's message into a setting's path, the fault and, for an unknown key, the keys that exist."""
+    what, _, path = message.partition(" - at ")
+    dotted = re.sub(r"^\$\.?", "", path.strip("`")) or "top level"
+    if match := re.search(r"unknown field `(.+?)`", what):
+        section = _section(dotted)
+        known = ", ".join(sorted(section.__struct_fields__)) if section else "see config/kvroute.yaml"
+        return f"`{dotted}` has an unknown key `{match[1]}`; it may have: {known}"
+    if match := re.match(r"Invalid enum value (.+)", what):
+        choices = _choices(dotted)
+        return f"`{dotted}`: {match[1]} is not one of {choices}"
+    return f"`{dotted}`: {what}"
+
+
+def _section(dotted: str) -> type[Struct] | None:
+    kind: Any = Config
+    for name in re.sub(r"\[\.*\d*\]", "", dotted).split(".") if dotted != "top level" else ():
+        kind = _element(_field(kind, name))
+        if kind is None:
+            return None
+    return kind if isinstance(kind, type) and issubclass(kind, Struct) else None
+
+
+def _choices(dotted: str) -> str:
+    parent, _, name = dotted.rpartition(".")
+    kind = _field(_section(parent or "top level"), name)
+    return ", ".join(map(str, get_args(kind)))
+
+
+def _field(kind: Any, name: str) -> Any:
+    if kind is None:
+        return None
+    return next((f.type for f in msgspec.structs.fields(kind) if f.name == name), None)
+
+
+def _element(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is tuple else kind

@@ -1,0 +1,293 @@
+"""The outside, turned into values: one watcher for each URL keeps fleet, catalogue and index in step with what is there.
+
+A watcher asks three things in turn: /health (with hysteresis), /v1/models (when a replica is new or was restarted, and
+every half minute), /metrics (every interval). It logs changes, not repetitions. Stale answers degrade, they never stop:
+a replica whose metrics fail keeps its last load, and its health decides whether it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from msgspec import Struct
+
+from kvroute.adapters.discovery import base_models, replicas_behind
+from kvroute.adapters.index import Index, Namespace, namespace_of
+from kvroute.adapters.replica_client import ReplicaClient
+from kvroute.adapters.tokens import PromptReader, open_reader
+from kvroute.adapters.vllm_metrics import Page
+from kvroute.errors import ReplicaBroke, ReplicaFailed
+from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
+from kvroute.routing.fleet import Fleet
+from kvroute.routing.replica import ModelCard, Replica, ReplicaId
+
+log = logging.getLogger("kvroute.feeds")
+
+CARDS_EVERY_S = 30.0
+BLOCK_SIZE_UNKNOWN = 16  # vLLM's default, until a replica says otherwise
+CAPACITY_UNKNOWN_TOKENS = 1 << 18  # a guess that bounds the index for replicas that do not tell
+ASK_TIMEOUT_S = 2.0  # the replica's /tokenize, where it is the tokenizer
+
+
+class FeedSettings(Struct, frozen=True):
+    """Intervals in seconds, and how many answers in a row change a replica's health."""
+
+    metrics_interval_s: float = 1.0
+    health_interval_s: float = 1.0
+    health_timeout_s: float = 5.0
+    unhealthy_after: int = 3
+    healthy_after: int = 1
+
+
+class Hysteresis:
+    """Health that changes only after several equal answers in a row, so that one lost probe ejects nobody."""
+
+    def __init__(self, unhealthy_after: int, healthy_after: int) -> None:
+        self.is_healthy = False
+        self._needed = {True: healthy_after, False: unhealthy_after}
+        self._streak = 0
+
+    def observe(self, ok: bool) -> bool:
+        """Take one answer in; return whether the health changed."""
+        if ok == self.is_healthy:
+            self._streak = 0
+            return False
+        self._streak += 1
+        if self._streak < self._needed[ok]:
+            return False
+        self.is_healthy, self._streak = ok, 0
+        return True
+
+
+class FeedStats(Struct):
+    """Counters of all watchers."""
+
+    scrapes: int = 0
+    scrape_errors: int = 0
+    health_changes: int = 0
+    restarts: int = 0
+
+
+class Feeds:
+    """All watchers, and what they share: the readers of models and the catalogue made of them."""
+
+    def __init__(
+        self, *, fleet: Fleet, index: Index, catalogue: Catalogue, tokenizer: str, settings: FeedSettings
+    ) -> None:
+        self.stats = FeedStats()
+        self.readers: dict[str, PromptReader] = {}
+        self._fleet = fleet
+        self._index = index
+        self._catalogue = catalogue
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+        self._watchers: list[Watcher] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opening = asyncio.Lock()
+        self.changed = asyncio.Event()  # set when a replica joins or gets well; whoever waits for one clears it
+
+    async def start(self, replicas: list[tuple[str, str | None]]) -> None:
+        """Watch every (url, API key)."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0))
+        for url, key in replicas:
+            client = ReplicaClient(self._session, url, key, self._settings.health_timeout_s)
+            watcher = Watcher(client, self, self._fleet, self._index, self._settings)
+            self._watchers.append(watcher)
+            self._tasks.append(asyncio.get_running_loop().create_task(watcher.run(), name=f"watch {url}"))
+
+    async def close(self) -> None:
+        """Stop watching and release the readers."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for reader in self.readers.values():
+            await reader.close()
+        if self._session:
+            await self._session.close()
+
+    async def first_round(self, timeout_s: float) -> None:
+        """Wait until every replica was asked once, or the time is over."""
+        waits = [watcher.asked.wait() for watcher in self._watchers]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*waits)
+        except TimeoutError:
+            silent = [watcher.url for watcher in self._watchers if not watcher.asked.is_set()]
+            log.warning("no answer yet from %s", ", ".join(silent))
+
+    async def namespace(self, replica: Replica) -> Namespace | None:
+        """Return where a replica's blocks live in the index, opening its model's reader at first sight."""
+        bases = base_models(replica.cards)
+        if not bases:
+            return None
+        async with self._opening:  # two replicas of a new model must not open two readers
+            if bases[0].name not in self.readers:
+                await self._open(bases[0])
+        reader = self.readers[bases[0].name]
+        return namespace_of(bases[0].name, replica.block_size or BLOCK_SIZE_UNKNOWN, reader.fingerprint)
+
+    async def _open(self, card: ModelCard) -> None:
+        reader = await open_reader(self._tokenizer, card.root, card.name, self._asker(card.name))
+        await reader.start()
+        self.readers[card.name] = reader
+        log.info("model %s: tokens by %s: %s", card.name, reader.mode, reader.why)
+
+    def _asker(self, model: str) -> Callable[[str, bytes], Awaitable[bytes]]:
+        async def ask(path: str, body: bytes) -> bytes:
+            for watcher in self._watchers:
+                if watcher.serves(model):
+                    async with asyncio.timeout(ASK_TIMEOUT_S):
+                        return await watcher.client.ask(path, body)
+            raise ReplicaBroke(f"no healthy replica serves {model}", replica="none")
+
+        return ask
+
+    def publish(self) -> None:
+        """Rebuild the catalogue from the replicas that are known."""
+        served: dict[str, ServedModel] = {}
+        for watcher in self._watchers:
+            for replica, namespace in watcher.known.values():
+                served |= self._served_by(replica, namespace, served)
+        self._catalogue.replace(served)
+        self.changed.set()
+
+    def _served_by(
+        self, replica: Replica, namespace: Namespace, served: dict[str, ServedModel]
+    ) -> dict[str, ServedModel]:
+        bases = base_models(replica.cards)
+        entry = ModelEntry(
+            base=bases[0].name,
+            block_size=replica.block_size or BLOCK_SIZE_UNKNOWN,
+            namespace=namespace,
+            reader=self.readers[bases[0].name],
+        )
+        known = served.get(entry.base)
+        if known and known.entry.namespace != namespace:
+            log.warning(
+                "%s uses blocks of %s tokens, other replicas of %s use %s: its cache cannot be predicted",
+                replica.id, entry.block_size, entry.base, known.entry.block_size,
+            )  # fmt: skip
+            entry = known.entry
+        names = {base.name: ServedModel(entry) for base in bases}
+        return names | {card.name: ServedModel(entry, card.name) for card in replica.cards if card.parent is not None}
+
+
+class Watcher:
+    """Watches one URL: the replicas behind it, their health and their load."""
+
+    def __init__(
+        self, client: ReplicaClient, feeds: Feeds, fleet: Fleet, index: Index, settings: FeedSettings
+    ) -> None:
+        self.client = client
+        self.url = client.url
+        self.asked = asyncio.Event()
+        self.known: dict[ReplicaId, tuple[Replica, Namespace]] = {}
+        self._feeds = feeds
+        self._fleet = fleet
+        self._index = index
+        self._settings = settings
+        self._health = Hysteresis(settings.unhealthy_after, settings.healthy_after)
+        self._cards: tuple[ModelCard, ...] = ()
+        self._cards_due = 0.0
+        self._scrape_due = 0.0
+        self._started_s: float | None = None
+        self._trouble = ""
+
+    def serves(self, model: str) -> bool:
+        """Return whether this URL is well and serves the model."""
+        return self._health.is_healthy and any(card.name == model for card in self._cards)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                await self._round()
+                self._say("")
+            except ReplicaFailed as error:
+                self._feeds.stats.scrape_errors += 1
+                self._say(str(error))
+            except Exception:
+                self._feeds.stats.scrape_errors += 1
+                log.exception("watching %s", self.url)
+            self.asked.set()
+            await asyncio.sleep(min(self._settings.health_interval_s, self._settings.metrics_interval_s))
+
+    async def _round(self) -> None:
+        ok = await self.client.healthy()
+        if not ok and not self.known:
+            raise ReplicaBroke(f"{self.url} is not healthy yet", replica=self.url)
+        now = time.monotonic()
+        if ok and (now >= self._scrape_due or not self.known):
+            self._scrape_due = now + self._settings.metrics_interval_s
+            await self._learn(now)
+        if self._health.observe(ok):
+            self._feeds.stats.health_changes += 1
+            log.info("%s is %s", self.url, "healthy" if ok else "unhealthy")
+        if ok:
+            # Also without a change: requests that failed may have marked it since, and this probe says that it is back.
+            self._mark(True)
+        elif not self._health.is_healthy:
+            self._mark(False)
+
+    def _mark(self, healthy: bool) -> None:
+        for id in self.known:
+            self._fleet.set_health(id, healthy)
+        if healthy:
+            self._feeds.changed.set()
+
+    async def _learn(self, now: float) -> None:
+        page = await self.client.page(now)
+        self._feeds.stats.scrapes += 1
+        restarted = self._started_s is not None and page.started_s != self._started_s
+        if not self._cards or restarted or now >= self._cards_due:
+            self._cards = await self.client.cards()
+            self._cards_due = now + CARDS_EVERY_S
+        if restarted:
+            self._feeds.stats.restarts += 1
+            log.info("%s was restarted: its cache is empty", self.url)
+            for id in self.known:
+                self._index.leave(id)
+            self.known.clear()
+        self._started_s = page.started_s
+        await self._sync(page, now)
+
+    async def _sync(self, page: Page, now: float) -> None:
+        found = replicas_behind(self.url, self._cards, page)
+        changed = False
+        for id, replica in found.items():
+            if id not in self.known or self.known[id][0] != replica:
+                changed |= await self._admit(replica, now)
+        for id in self.known.keys() - found.keys():
+            self._index.leave(id)
+            self._fleet.leave(id)
+            del self.known[id]
+            changed = True
+        if changed:
+            self._feeds.publish()
+        for report, id in zip(page.engines, found, strict=False):
+            self._fleet.report(id, report.load, now)
+
+    async def _admit(self, replica: Replica, now: float) -> bool:
+        namespace = await self._feeds.namespace(replica)
+        if namespace is None:
+            raise ReplicaBroke(f"{self.url} serves no model", replica=self.url)
+        tokens = replica.capacity_tokens or CAPACITY_UNKNOWN_TOKENS
+        self._index.join(replica.id, namespace, tokens // (replica.block_size or BLOCK_SIZE_UNKNOWN))
+        self.known[replica.id] = (replica, namespace)
+        self._fleet.join(replica, now)
+        log.info(
+            "%s serves %s: %s tokens of KV cache in blocks of %s",
+            replica.id, ", ".join(card.name for card in replica.cards), replica.capacity_tokens, replica.block_size,
+        )  # fmt: skip
+        return True
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.warning("%s", trouble)
