@@ -52,9 +52,7 @@ def main() -> None:
 @click.option("--policy", help="How a replica is chosen.  [default: kvroute]")
 @click.option("--show-config", is_flag=True, help="Print the settings that would be used, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details.")
-def serve(
-    urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: bool, **flags: Any
-) -> None:
+def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: bool, **flags: Any) -> None:
     """Route requests to the vLLM replicas at URL..., for example http://gpu1:8000 http://gpu2:8000."""
     from kvroute import config
     from kvroute.proxy.app import run
@@ -65,7 +63,9 @@ def serve(
             click.echo(config.dump(settings))
             return
         if not settings.replicas:
-            raise ConfigError("`replicas`: no replica given; name at least one URL, e.g. kvroute serve http://gpu1:8000")
+            raise ConfigError(
+                "`replicas`: no replica given; name at least one URL, e.g. kvroute serve http://gpu1:8000"
+            )
         _log_to_stderr(verbose)
         run(settings)
     except ConfigError as error:
@@ -76,7 +76,9 @@ def serve(
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8100, show_default=True, help="0 = any free one.")
 @click.option("--model", default="sim", show_default=True, help="Name that it serves.")
-@click.option("--kv-tokens", type=click.IntRange(min=64), default=65_536, show_default=True, help="KV cache, in tokens.")
+@click.option(
+    "--kv-tokens", type=click.IntRange(min=64), default=65_536, show_default=True, help="KV cache, in tokens."
+)
 @click.option("--block-size", type=click.IntRange(1, 8192), default=16, show_default=True, help="Tokens a block.")
 @click.option("--speed", type=click.FloatRange(0.01, 10_000), default=1.0, show_default=True, help="1 = one GPU.")
 @click.option("--faults", is_flag=True, help="Accept POST /_fault, for tests.")

@@ -59,7 +59,15 @@ class StoreSettings(Settings):
 
     def __post_init__(self) -> None:
         if self.url is not None:
-            schemes = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+            schemes = (
+                "redis",
+                "rediss",
+                "unix",
+                "redis+sentinel",
+                "redis+cluster",
+                "rediss+sentinel",
+                "rediss+cluster",
+            )
             check_url(self.url, schemes)
 
 

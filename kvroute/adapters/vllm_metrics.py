@@ -79,7 +79,9 @@ def read_page(text: str, now: float) -> Page:
                 seen[field] = seen.get(field, 0.0) + sample.value  # one series per served model name
     engines = sorted(values.keys() | configs.keys())
     return Page(
-        engines=tuple(_report(engine, values[engine], configs.get(engine, {}), len(engines), now) for engine in engines),
+        engines=tuple(
+            _report(engine, values[engine], configs.get(engine, {}), len(engines), now) for engine in engines
+        ),
         started_s=started_s,
     )
 

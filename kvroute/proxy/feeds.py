@@ -180,9 +180,7 @@ class Feeds:
 class Watcher:
     """Watches one URL: the replicas behind it, their health and their load."""
 
-    def __init__(
-        self, client: ReplicaClient, feeds: Feeds, fleet: Fleet, index: Index, settings: FeedSettings
-    ) -> None:
+    def __init__(self, client: ReplicaClient, feeds: Feeds, fleet: Fleet, index: Index, settings: FeedSettings) -> None:
         self.client = client
         self.url = client.url
         self.asked = asyncio.Event()
