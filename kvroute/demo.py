@@ -25,9 +25,7 @@ TURNS = 6  # requests a conversation
 GROUPS = 6  # distinct system prompts
 SYSTEM_WORDS = 900  # length of a system prompt
 KV_TOKENS = 60_000  # cache of a replica: holds some of the conversations, not all
-WORDS = (
-    "cache block prefix token route replica prompt answer model layer batch queue page slot chain hit miss warm".split()
-)
+WORDS = ("cache", "block", "prefix", "token", "route", "replica", "prompt", "answer", "model", "layer", "batch", "queue")
 
 
 def run_demo(*, replicas: int, requests: int, port: int, admin_port: int, leave: bool) -> int:

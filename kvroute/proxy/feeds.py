@@ -1,4 +1,4 @@
-"""The outside, turned into values: one watcher for each URL keeps fleet, catalogue and index in step with what is there.
+"""The outside, turned into values: one watcher a URL keeps fleet, catalogue and index in step with what is there.
 
 A watcher asks three things in turn: /health (with hysteresis), /v1/models (when a replica is new or was restarted, and
 every half minute), /metrics (every interval). It logs changes, not repetitions. Stale answers degrade, they never stop:
