@@ -1,0 +1,109 @@
+"""The admin listener: is it well, how well does it route, who are the replicas. On loopback unless told otherwise.
+
+It reads the fleet, the shared account and the counters; the only thing that it changes is draining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from kvroute.adapters.shared_account import AccountStore
+from kvroute.proxy.sharing import Sharing, wall_clock_s
+from kvroute.routing.account import hit_rate
+from kvroute.routing.fleet import Fleet
+from kvroute.routing.replica import ReplicaId
+
+
+class Admin:
+    """Answers on the admin listener."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        accounts: AccountStore,
+        sharing: Sharing,
+        registry: CollectorRegistry,
+        describe_index: Callable[[], str],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._fleet = fleet
+        self._accounts = accounts
+        self._sharing = sharing
+        self._registry = registry
+        self._describe_index = describe_index
+        self._is_draining = is_draining
+
+    def app(self) -> web.Application:
+        """Return the application with its routes."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/", self.page),
+                web.get("/health", self.health),
+                web.get("/ready", self.ready),
+                web.get("/metrics", self.metrics),
+                web.get("/admin/hit-rate", self.hit_rate),
+                web.get("/admin/replicas", self.replicas),
+                web.post("/admin/drain", self.drain),
+                web.post("/admin/undrain", self.undrain),
+            ]
+        )
+        return app
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """Serve the page that shows all of this to a person."""
+        text = files("kvroute.proxy").joinpath("dashboard.html").read_text("utf-8")
+        return web.Response(text=text, content_type="text/html")
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Say that this process answers."""
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """Say whether requests can be served: a replica is available and this router is not about to stop."""
+        available = sum(view.is_available for view in self._fleet.views())
+        ready = available > 0 and not self._is_draining()
+        body = {"ready": ready, "available_replicas": available, "stopping": self._is_draining()}
+        return web.json_response(body, status=200 if ready else 503)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Give the counters in Prometheus' text form."""
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def hit_rate(self, _request: web.Request) -> web.Response:
+        """Give seen, reachable, predicted and delivered tokens of the whole deployment."""
+        self._sharing.push()
+        rows = await self._accounts.read()
+        return _json(hit_rate(rows, wall_clock_s()))
+
+    async def replicas(self, _request: web.Request) -> web.Response:
+        """List the replicas as this router sees them."""
+        return _json({"index": self._describe_index(), "replicas": [describe(view) for view in self._fleet.views()]})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Send a replica no new requests; those under way go on."""
+        return self._set_draining(request, True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """Use a drained replica again."""
+        return self._set_draining(request, False)
+
+    def _set_draining(self, request: web.Request, flag: bool) -> web.Response:
+        known = [view.replica.id for view in self._fleet.views()]
+        id = ReplicaId(request.query.get("replica", ""))
+        if id not in known:
+            message = f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}"
+            return web.json_response({"error": {"message": message, "param": "replica"}}, status=404)
+        self._fleet.set_draining(id, flag)
+        return web.json_response({"replica": id, "draining": flag})
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
