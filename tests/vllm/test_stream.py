@@ -1,0 +1,50 @@
+"""A stream through the router beside one straight from the engine."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import msgspec
+import pytest
+
+PROMPT = "import asyncio\n\n" * 40  # several blocks, so that usage has cached tokens to tell
+CHAT = {"messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Go on."}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+USAGE = {"stream_options": {"include_usage": True}}
+CASES = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat with usage": ("/v1/chat/completions", CHAT | USAGE),
+    "chat without usage": ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": False}}),
+    "chat, null options": ("/v1/chat/completions", CHAT | {"stream_options": None}),
+    "chat, running usage": (
+        "/v1/chat/completions",
+        CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "two answers": ("/v1/chat/completions", CHAT | {"n": 2}),
+    "tools": ("/v1/chat/completions", CHAT | {"tools": [TOOL]} | USAGE),
+    "token ids": ("/v1/chat/completions", CHAT | {"return_token_ids": True}),
+    "completion": ("/v1/completions", {"prompt": PROMPT}),
+    "completion with usage": ("/v1/completions", {"prompt": PROMPT} | USAGE),
+    "two prompts": ("/v1/completions", {"prompt": [PROMPT, PROMPT + "x"]}),
+}
+
+
+def stream(url: str, path: str, fields: dict[str, object]) -> bytes:
+    """Return the whole body of a streamed answer, with ids and times blanked."""
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "stream": True, **fields}
+    request = urllib.request.Request(url + path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        data = answer.read()
+    data = re.sub(rb'"id":"(chatcmpl|cmpl)-[^"]*"', b'"id":""', data)
+    return re.sub(rb'"created":\d+', b'"created":0', data)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_through_the_router_equals_a_direct_one(router, engines, case):
+    """Byte for byte, ids and times aside: what the router adds for itself it takes out again."""
+    path, fields = CASES[case]
+    for url in engines.urls:  # warm both, so that the two answers reuse the same tokens
+        stream(url, path, fields)
+    direct = stream(engines.urls[0], path, fields)
+    assert stream(router.url, path, fields) == direct
