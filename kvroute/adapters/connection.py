@@ -1,0 +1,290 @@
+"""One HTTP/1.1 connection to a replica, and the answer that arrives on it.
+
+A connection carries one exchange at a time. httptools parses, strictly; this file keeps what it found, in order, and
+never more than `HIGH_WATER_BYTES` that nobody has read: beyond that the socket is not read, so that a slow client slows
+the engine's stream down instead of filling this process's memory. It does not know how connections are made or reused,
+nor when an exchange may be repeated: see upstream.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from msgspec import Struct
+
+from kvroute.errors import ReplicaBroke, ReplicaFailed, ReplicaTimedOut, ReplicaUnreachable
+
+HIGH_WATER_BYTES = 256 * 1024  # of an answer's body, unread
+HEAD_LIMIT_BYTES = 64 * 1024  # status line and headers together
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class Patience(Struct, frozen=True):
+    """How long a silent replica is waited for."""
+
+    first_byte_s: float
+    idle_s: float  # between two chunks
+
+
+class Answer:
+    """Status, headers and body of one answer. `read` gives what has come so far, and b"" at the end."""
+
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_parts",
+        "_patience",
+        "_replica",
+        "_size",
+        "_timer",
+        "_until_s",
+        "_waiter",
+        "complete",
+        "headers",
+        "heard",
+        "status",
+    )
+
+    def __init__(self, connection: Connection, replica: str, patience: Patience) -> None:
+        self.status = 0  # 0 until the head has arrived
+        self.headers: RawHeaders = []
+        self.heard = False  # any byte of the answer has arrived
+        self.complete = False
+        self._connection = connection
+        self._replica = replica
+        self._patience = patience
+        self._error: ReplicaFailed | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._until_s = connection.loop.time() + patience.first_byte_s
+        self._timer: asyncio.TimerHandle | None = connection.loop.call_at(self._until_s, self._look_at_the_clock)
+
+    async def head(self) -> None:
+        """Wait for status and headers.
+
+        Raises:
+            ReplicaUnreachable: the connection ended before any byte.
+            ReplicaBroke: it ended within the head, or what came is not HTTP.
+            ReplicaTimedOut: the time for the first byte has passed.
+        """
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body as soon as there are any; b"" once the body is complete.
+
+        Raises:
+            ReplicaBroke: the connection ended before the body did. What had arrived was returned before.
+            ReplicaTimedOut: nothing came for the idle time. The time that the caller spends elsewhere does not count.
+        """
+        parts = self._parts
+        while not parts:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            self._until_s = self._connection.loop.time() + self._patience.idle_s
+            await self._wait()
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if self._size >= HIGH_WATER_BYTES and not self.complete:  # complete: the connection may serve another by now
+            self._connection.resume()
+        self._size = 0
+        return data
+
+    def close(self) -> None:
+        """Stop here: an answer that is not complete takes its connection down, which makes the engine abort."""
+        if not self.complete and self._error is None:
+            self.lose("closed by the router")
+            self._connection.abort()
+
+    async def _wait(self) -> None:
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _look_at_the_clock(self) -> None:
+        """One timer serves the whole answer: it is set again for what is left, not for every chunk."""
+        now_s = self._connection.loop.time()
+        waiting = self._waiter is not None
+        if waiting and now_s >= self._until_s:
+            what = f"silent for {self._patience.idle_s:g} s" if self.status else "no answer in time"
+            self._fail(ReplicaTimedOut(f"{self._replica}: {what}", replica=self._replica))
+            self._connection.abort()
+            return
+        due_s = self._until_s if waiting else now_s + self._patience.idle_s
+        self._timer = self._connection.loop.call_at(due_s, self._look_at_the_clock)
+
+    # What the connection tells:
+
+    def begin(self, status: int, headers: RawHeaders) -> None:
+        self.status, self.headers = status, headers
+        self._until_s = self._connection.loop.time() + self._patience.idle_s
+        if self._timer is not None:  # the first byte may take long, so its timer lies far ahead
+            self._timer.cancel()
+            self._timer = self._connection.loop.call_at(self._until_s, self._look_at_the_clock)
+        self._wake()
+
+    def feed(self, body: bytes) -> None:
+        self._parts.append(body)
+        before, self._size = self._size, self._size + len(body)
+        if before < HIGH_WATER_BYTES <= self._size:
+            self._connection.pause()
+        self._wake()
+
+    def end(self) -> None:
+        self.complete = True
+        self._stop_timer()
+        self._wake()
+
+    def lose(self, why: str) -> None:
+        kind = ReplicaBroke if self.heard else ReplicaUnreachable
+        self._fail(kind(f"{self._replica}: {why}", replica=self._replica))
+
+    def _fail(self, error: ReplicaFailed) -> None:
+        if self._error is None and not self.complete:
+            self._error = error
+            self._stop_timer()
+            self._wake()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Connection(asyncio.Protocol):
+    """A socket, its parser, and the exchange that is under way on it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Connection], None]) -> None:
+        self.loop = loop
+        self.exchanges = 0  # begun on this connection; above one, the replica may have closed it meanwhile
+        self.free_since_s = 0.0
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._on_free = on_free
+        self._parser = HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None
+        self._headers: RawHeaders = []
+        self._head_bytes = 0
+        self._until_eof = False
+        self._paused = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Say whether another exchange may begin: open, idle, and nothing of the last request left to send."""
+        transport = self._transport
+        return (
+            transport is not None
+            and self._answer is None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        )
+
+    def exchange(self, head: bytes, body: bytes, *, replica: str, patience: Patience) -> Answer:
+        """Send a request and return its answer, of which nothing has arrived yet."""
+        assert self._transport is not None
+        assert self._answer is None
+        self.exchanges += 1
+        self._head_bytes = 0
+        self._answer = Answer(self, replica, patience)
+        self._transport.write(head + body if len(body) < HIGH_WATER_BYTES else head)
+        if len(body) >= HIGH_WATER_BYTES:
+            self._transport.write(body)
+        return self._answer
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # a replica that speaks unasked is not one to reuse
+            self.abort()
+            return
+        answer.heard = True
+        if not answer.status:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._break(answer, f"its answer is not HTTP: {error}")
+        if not answer.status and self._head_bytes > HEAD_LIMIT_BYTES:
+            self._break(answer, f"its headers are larger than {HEAD_LIMIT_BYTES} bytes")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            if self._until_eof and answer.status and exc is None:
+                answer.end()
+            else:
+                answer.lose(str(exc) if exc else "it closed the connection")
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self._on_free(self)
+
+    def _break(self, answer: Answer, why: str) -> None:
+        answer.lose(why)
+        self.abort()
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # a second answer behind the first must not meet the next request
+            self.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        headers, self._headers = self._headers, []
+        status = self._parser.get_status_code()
+        if status < 200 or self._answer is None:  # 100 Continue and 103 Early Hints come before the answer
+            return
+        names = {name.lower() for name, _ in headers}
+        self._until_eof = b"content-length" not in names and b"transfer-encoding" not in names
+        self._answer.begin(status, headers)
+
+    def on_body(self, body: bytes) -> None:
+        if self._answer is not None:
+            self._answer.feed(body)
+
+    def on_message_complete(self) -> None:
+        answer = self._answer
+        if answer is None or not answer.status:
+            return
+        self._answer = None
+        self._headers = []  # trailers
+        answer.end()
+        self.resume()
+        if not self._parser.should_keep_alive() or self._until_eof:
+            self.abort()
+        else:
+            self._on_free(self)
