@@ -37,7 +37,7 @@ class Replica(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True):
-    """What a replica's metrics said, and when. Gauges lag by up to a scrape and stand still while the engine is idle."""
+    """What a replica's metrics said, and when. Gauges lag by seconds and stand still while the engine is idle."""
 
     running: int = 0
     waiting: int = 0

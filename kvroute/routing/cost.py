@@ -1,0 +1,139 @@
+"""What placing a request on a replica costs, in seconds, term by term.
+
+    cost = wait + prefill + (1 - ttft_weight) x (stall + decode) + overflow
+
+Every term is a pure function `(view, work, rates) -> seconds`: of what was promised to the replica, what the request
+asks of it, and how fast it is. Terms know no policy and no other replica; they are estimates that only have to rank.
+
+Not known here: how far a prefill has come (it counts in full until its first byte), and how many of the promised tokens
+are shared between conversations (each counts them; an upper bound).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kvroute.routing.rates import Rates
+
+ATTENTION_TOKENS = 30_000
+"""Context at which attention costs a token as much as all weights do: 2 x parameters / (4 x layers x width), FLOP over
+FLOP; 8B with 32 layers of width 4,096 gives 30,500, 70B with 80 of 8,192 gives 53,000."""
+
+REUSE_SHARE = 0.25
+"""Share of evicted cached tokens that will be asked for again. Victims are the least recently used, so it is well under
+the hit rates of 0.5 to 0.8 that agent traces reach; 0 would make copies of a prefix free even where caches are full."""
+
+TERMS = ("wait", "prefill", "stall", "decode", "overflow")
+Price = tuple[float, float, float, float, float]  # seconds, in the order of TERMS, weights applied
+
+
+class View(Struct, frozen=True):
+    """A replica as pricing sees it: all routers' promises, and load that no router explains, summed."""
+
+    pending_prefill_tokens: int = 0
+    running: int = 0  # sequences that are past their prefill: another prefill slows each of them
+    sequences: int = 0  # all sequences there, waiting ones too
+    kv_tokens: int = 0  # promised KV, answers included
+    capacity_tokens: int | None = None
+    max_num_seqs: int | None = None
+    filled_tokens: int = 0  # tokens lying in the cache, running or only kept; 0 where the replica does not report
+
+
+class Work(Struct, frozen=True):
+    """What a request asks of one replica; differs between replicas only by what they hold already."""
+
+    hit_tokens: int
+    miss_tokens: int
+    output_tokens: float  # expected for each sequence
+    sequences: int = 1
+
+    @property
+    def compute_tokens(self) -> float:
+        """Tokens to prefill, with attention over everything before them counted in."""
+        return compute_tokens(self.hit_tokens, self.miss_tokens)
+
+    @property
+    def new_tokens(self) -> float:
+        """Tokens that need room which nothing holds yet."""
+        return self.miss_tokens + self.sequences * self.output_tokens
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens in the cache when the request ends, hits counted too."""
+        return self.hit_tokens + self.new_tokens
+
+
+def compute_tokens(hit_tokens: int, miss_tokens: int) -> float:
+    """Return the misses in tokens of equal work: each attends to all tokens before it."""
+    return miss_tokens * (1.0 + (hit_tokens + miss_tokens / 2) / ATTENTION_TOKENS)
+
+
+def wait_s(view: View, work: Work, rates: Rates) -> float:
+    """Time until the prompts ahead are computed and there is room to begin."""
+    return view.pending_prefill_tokens * rates.token_s + room_s(view, work, rates)
+
+
+def room_s(view: View, work: Work, rates: Rates) -> float:
+    """Time until enough running sequences have ended to free a slot each, and KV for the prompt.
+
+    With remaining times spread evenly over one answer, a share f of the sequences has ended after f x one answer.
+    """
+    if not view.sequences:
+        return 0.0
+    share = 0.0
+    if view.max_num_seqs:
+        share = (view.sequences + work.sequences - view.max_num_seqs) / view.sequences
+    if view.capacity_tokens and view.kv_tokens:
+        prompt_tokens = work.hit_tokens + work.miss_tokens
+        share = max(share, (view.kv_tokens + prompt_tokens - view.capacity_tokens) / view.kv_tokens)
+    if share <= 0.0:
+        return 0.0
+    return share * work.output_tokens * rates.step_at(min(view.sequences, view.max_num_seqs or view.sequences))
+
+
+def prefill_s(view: View, work: Work, rates: Rates) -> float:
+    """Time to compute what the replica does not hold, with the overhead of any request."""
+    return rates.fixed_s + work.compute_tokens * rates.token_s
+
+
+def stall_s(view: View, work: Work, rates: Rates) -> float:
+    """Time that this prefill takes away from the sequences which run there, summed over them."""
+    return view.running * work.compute_tokens * rates.token_s
+
+
+def decode_s(view: View, work: Work, rates: Rates) -> float:
+    """Time from first token to last, at the batch that this request makes larger."""
+    return work.output_tokens * rates.step_at(view.sequences + work.sequences)
+
+
+def overflow_s(view: View, work: Work, rates: Rates) -> float:
+    """Time to recompute what will not fit.
+
+    Promised tokens over the capacity are preempted and computed again for certain; cached ones that make room for new
+    ones are computed again only if somebody asks for them.
+    """
+    if not view.capacity_tokens:
+        return 0.0
+    new = work.new_tokens
+    live = min(max(view.kv_tokens + work.kv_tokens - view.capacity_tokens, 0.0), work.kv_tokens)
+    evicted = min(max(view.filled_tokens + new - view.capacity_tokens, 0.0), new)
+    return (live + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
+
+
+def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
+    """Return all terms; their sum is the cost.
+
+    Args:
+        view: the replica.
+        work: what it would have to do.
+        rates: how fast it is.
+        ttft_weight: 0 counts the time to the last token and the others' delay in full, 1 not at all.
+    """
+    rest = 1.0 - ttft_weight
+    return (
+        wait_s(view, work, rates),
+        prefill_s(view, work, rates),
+        rest * stall_s(view, work, rates),
+        rest * decode_s(view, work, rates),
+        overflow_s(view, work, rates),
+    )

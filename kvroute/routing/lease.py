@@ -1,0 +1,152 @@
+"""A booked place on a replica, and the reasons for it.
+
+    PLACED --began--> BEGAN --finish--> SETTLED
+       |__________finish, refuse__________^
+
+A lease is settled once, whatever happens: later calls change nothing. Used as `with lease:`, a body that leaves it open
+(the client went away, the task was cancelled, our own mistake) settles it as ABANDONED, which blames nobody.
+
+Only an answer that came to its end teaches rates, and only where it was streamed and hardly had to wait.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import TracebackType
+
+from msgspec import Struct
+
+from kvroute.routing.cost import Work
+from kvroute.routing.demand import Demand, Outcome, Usage
+from kvroute.routing.member import Member
+from kvroute.routing.outputs import OutputEstimates
+from kvroute.routing.replica import Replica, ReplicaId
+
+QUIET_SHARE = 0.25  # prefill ahead of a request, as a share of its own, up to which its first token shows the rate
+
+
+class Placement(Struct, frozen=True):
+    """The decision and its reasons."""
+
+    replica: ReplicaId
+    hit_tokens: int  # of the prompt, expected to be in the replica's cache
+    miss_tokens: int  # of the prompt, expected to be computed
+    terms: dict[str, float]  # cost term -> seconds
+    policy: str
+    cost_s: float  # sum of the terms
+
+
+class State(Enum):
+    """Where a lease is in its life."""
+
+    PLACED = "placed"
+    BEGAN = "began"
+    SETTLED = "settled"
+
+
+class Lease:
+    """Made by `Fleet.book`, which has booked `work` on `member` already."""
+
+    __slots__ = (
+        "_ahead_tokens", "_batch", "_began_s", "_demand", "_member", "_outputs", "_placed_s", "_state", "_work",
+        "placement", "replica", "reserve_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, member: Member, demand: Demand, work: Work, placement: Placement, *, now: float, reserve_tokens: int,
+        ahead_tokens: int, outputs: OutputEstimates,
+    ) -> None:  # fmt: skip
+        self.replica: Replica = member.replica
+        self.placement = placement
+        self.reserve_tokens = reserve_tokens  # KV tokens to confirm in the shared ledger before sending; 0 = none
+        self._member = member
+        self._demand = demand
+        self._work = work
+        self._outputs = outputs
+        self._ahead_tokens = ahead_tokens
+        self._placed_s = now
+        self._began_s: float | None = None  # None while there is no first byte that tells of the prefill
+        self._batch = 0
+        self._state = State.PLACED
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.replica.id}: {self._state.value}>"
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._state is not State.SETTLED:
+            self._settle()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the place was given back."""
+        return self._state is State.SETTLED
+
+    def began(self, now: float) -> None:
+        """Note the first byte of the answer: the prefill is over."""
+        if self._state is State.PLACED:
+            if self._demand.streamed:
+                self._began_s = now
+            self._begin()
+
+    def presume_began(self) -> None:
+        """Note that the prefill must be over by now, where no first byte will tell."""
+        if self._state is State.PLACED:
+            self._begin()
+
+    def finish(self, outcome: Outcome, now: float, usage: Usage | None = None) -> None:
+        """Give the place back and learn from how it went.
+
+        Args:
+            outcome: DONE clears the replica's count of failures, FAILED raises it, ABANDONED blames nobody.
+            now: the router's clock.
+            usage: what the engine counted, where it said so.
+        """
+        if self._state is State.SETTLED:
+            return
+        self._settle()
+        if outcome is Outcome.FAILED:
+            self._member.failures += 1
+        elif outcome is Outcome.DONE:
+            self._member.failures = 0
+            if usage is not None:
+                self._learn(now, usage)
+
+    def refuse(self, now: float) -> None:
+        """Give the place back unused: another router was faster. Nobody is blamed, nothing is learnt."""
+        if self._state is not State.SETTLED:
+            self._settle()
+
+    def _begin(self) -> None:
+        self._state = State.BEGAN
+        self._member.begin(self._work.sequences, self._work.miss_tokens)
+        self._batch = self._member.view.sequences
+
+    def _settle(self) -> None:
+        work, began = self._work, self._state is State.BEGAN
+        self._state = State.SETTLED
+        self._member.give_back(
+            work.sequences,
+            int(work.kv_tokens),
+            prefill_tokens=0 if began else work.miss_tokens,
+            running=work.sequences if began else 0,
+        )
+
+    def _learn(self, now: float, usage: Usage) -> None:
+        self._outputs.learn(self._demand, usage.completion_tokens)
+        if self._began_s is None:
+            return
+        member, work = self._member, self._work
+        if usage.cached_tokens is not None:
+            miss = max(usage.prompt_tokens - usage.cached_tokens, 1)
+            work = Work(usage.cached_tokens, miss, work.output_tokens, work.sequences)
+        rates = member.model_rates
+        if self._ahead_tokens <= QUIET_SHARE * work.miss_tokens:
+            waited = work.compute_tokens + self._ahead_tokens
+            rates.learn_prefill(member.speed, waited, self._began_s - self._placed_s)
+        steps = usage.completion_tokens // max(work.sequences, 1)
+        batch = (self._batch + member.view.sequences + work.sequences) // 2
+        rates.learn_step(member.speed, steps, now - self._began_s, batch)
+        member.refresh_rates()

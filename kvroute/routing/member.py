@@ -1,0 +1,168 @@
+"""One replica's place in the fleet: who it is, how it is, and what was promised to it.
+
+Everything that changes about a replica changes here, in small synchronous steps, and the sums that pricing needs are
+kept, not recounted: a `View` is built once after a change and shared by all placements until the next.
+
+Load that no router promised (requests sent to the engine directly) is what a report shows above the highest sum of
+promises in the last seconds: gauges lag by seconds, and requests that have just ended here must not count twice.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from kvroute.routing.cost import View
+from kvroute.routing.demand import Promise
+from kvroute.routing.rates import ModelRates, Rates, Speed
+from kvroute.routing.replica import Load, ModelCard, Replica
+
+FAILURES_MAX = 3  # consecutive failed requests that take a replica out until a health check says that it is well
+PEAK_WINDOW_S = 10.0  # gauges were seen to lag by 3 to 6 s
+REPORT_LIFE_S = 15.0  # what an older report says about unexplained load is no longer believed
+NOTHING = Promise()
+
+
+class Member:
+    """A replica's mutable state. Only `Fleet` and `Lease` change it."""
+
+    __slots__ = (
+        "_before", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version", "_stray", "_view", "cards",
+        "failures", "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others",
+        "prefill_tokens", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
+    )  # fmt: skip
+
+    def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
+        self.number = number  # order of joining
+        self.last_chosen = 0  # the fleet's count of placements at the last one here; 0 = never
+        self.is_healthy = True
+        self.is_draining = False
+        self.failures = 0  # in a row
+        self.load = Load()
+        self.requests = 0  # this router's, as are the next four
+        self.sequences = 0
+        self.running = 0  # sequences that have begun
+        self.prefill_tokens = 0
+        self.kv_tokens = 0
+        self.others = NOTHING  # the other routers' sum
+        self.speed = Speed()
+        self.stray_until_s = inf
+        self._stray = NOTHING  # load that no router explains
+        self._peak = self._before = NOTHING  # highest sums of promises in this window and in the one before
+        self._peak_since_s = -inf
+        self._promise: Promise | None = NOTHING
+        self.adopt(replica, model_rates)
+
+    def adopt(self, replica: Replica, model_rates: ModelRates) -> None:
+        """Take on what the replica says about itself; promises and health stay."""
+        self.replica = replica
+        self.cards: dict[str, ModelCard] = {card.name: card for card in replica.cards}
+        self.model_rates = model_rates
+        self._rates: Rates = model_rates.rates_of(self.speed)
+        self._rates_version = model_rates.version
+        self._view: View | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether new requests may go there."""
+        return self.is_healthy and not self.is_draining and self.failures < FAILURES_MAX
+
+    @property
+    def promise(self) -> Promise:
+        """What this router promised to it."""
+        if self._promise is None:
+            self._promise = Promise(self.requests, self.prefill_tokens, self.kv_tokens)
+        return self._promise
+
+    @property
+    def rates(self) -> Rates:
+        """How fast it is."""
+        if self._rates_version != self.model_rates.version:
+            self.refresh_rates()
+        return self._rates
+
+    def refresh_rates(self) -> None:
+        """Recompute the rates after something was learnt."""
+        self._rates = self.model_rates.rates_of(self.speed)
+        self._rates_version = self.model_rates.version
+
+    @property
+    def view(self) -> View:
+        """The replica as pricing sees it."""
+        view = self._view
+        if view is None:
+            view = self._view = self._look()
+        return view
+
+    def _look(self) -> View:
+        replica, load, others, stray = self.replica, self.load, self.others, self._stray
+        computed = load.prompt_tokens - load.prefix_hits + load.generation_tokens
+        return View(
+            pending_prefill_tokens=self.prefill_tokens + others.prefill_tokens,
+            running=self.running + others.requests + stray.requests,
+            sequences=self.sequences + others.requests + stray.requests,
+            kv_tokens=self.kv_tokens + others.kv_tokens + stray.kv_tokens,
+            capacity_tokens=replica.capacity_tokens,
+            max_num_seqs=replica.max_num_seqs,
+            filled_tokens=min(max(computed, 0), replica.capacity_tokens or 0),
+        )
+
+    def book(self, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
+        """Promise a request."""
+        self.requests += 1
+        self.sequences += sequences
+        self.prefill_tokens += prefill_tokens
+        self.kv_tokens += kv_tokens
+        self._changed()
+        self._raise_peak()
+
+    def begin(self, sequences: int, prefill_tokens: int) -> None:
+        """Note that a request's prefill is over."""
+        self.running += sequences
+        self.prefill_tokens -= prefill_tokens
+        self._changed()
+
+    def give_back(self, sequences: int, kv_tokens: int, *, prefill_tokens: int, running: int) -> None:
+        """Take back what a request still held."""
+        self.requests -= 1
+        self.sequences -= sequences
+        self.running -= running
+        self.prefill_tokens -= prefill_tokens
+        self.kv_tokens -= kv_tokens
+        self._changed()
+
+    def set_others(self, promise: Promise) -> None:
+        """Take in what the other routers promised."""
+        if promise != self.others:
+            self.others = promise
+            self._view = None
+            self._raise_peak()
+
+    def report(self, load: Load, now: float) -> None:
+        """Take in what the engine's metrics said."""
+        if now - self._peak_since_s > PEAK_WINDOW_S:
+            self._before, self._peak, self._peak_since_s = self._peak, self._sum(), now
+        self.load = load
+        used_tokens = int(load.kv_used_fraction * (self.replica.capacity_tokens or 0))
+        self._stray = Promise(
+            max(load.running + load.waiting - max(self._peak.requests, self._before.requests), 0),
+            0,
+            max(used_tokens - max(self._peak.kv_tokens, self._before.kv_tokens), 0),
+        )
+        self.stray_until_s = now + REPORT_LIFE_S if self._stray != NOTHING else inf
+        self._view = None
+
+    def forget_stray(self) -> None:
+        """Stop believing a report that has become old."""
+        self._stray, self.stray_until_s, self._view = NOTHING, inf, None
+
+    def _changed(self) -> None:
+        self._view = self._promise = None
+
+    def _sum(self) -> Promise:
+        """Sequences, as reports count them, and KV tokens that any router promised."""
+        return Promise(self.sequences + self.others.requests, 0, self.kv_tokens + self.others.kv_tokens)
+
+    def _raise_peak(self) -> None:
+        here, peak = self._sum(), self._peak
+        if here.requests > peak.requests or here.kv_tokens > peak.kv_tokens:
+            self._peak = Promise(max(here.requests, peak.requests), 0, max(here.kv_tokens, peak.kv_tokens))

@@ -1,0 +1,158 @@
+"""How fast replicas are, learnt from what they do.
+
+Three numbers for each base model, pooled over its replicas: the overhead of any request, seconds per prefill token, and
+seconds per decode step. Two factors for each replica say how it differs; inside a dead band they count as 1, so that
+noise in the estimates neither starves a replica nor favours one. A new replica has factors of 1: it starts with what
+its peers have taught.
+
+Each number is a geometric mean that forgets, fed with clamped ratios: an outlier moves it little, it cannot become zero
+or negative, and a seed that is wrong by ten is forgotten after some requests.
+
+This file does not know requests or leases, only tokens and seconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+SEED_FIXED_S = 0.015  # request overhead to the first token; 17 ms was seen for a full hit on a small CPU engine
+SEED_TOKEN_S = 1 / 20_000  # a third of the roofline of 8B on an H100: 2 x 8e9 FLOP a token at 989 TFLOP/s, 61,000/s
+SEED_STEP_S = 0.005  # 16 GB of weights over 3.35 TB/s: 4.8 ms
+BATCH_GROWTH = 0.03
+"""How much a further sequence lengthens a step, in steps of an empty batch. KV traffic of 8B on an H100 gives 0.016 for
+2,000 tokens each and 0.065 for 8,000; a CPU engine measured at batches of 1, 8 and 32 gives 0.05."""
+
+GAIN_MIN = 0.05  # weight of a new observation once many were seen: the last 20 or so count
+RATIO_MAX = 4.0  # an observation counts as at most this many times off
+SAME_SPEED = 1.25  # replicas whose speeds differ by less are taken as equal
+PUBLISH_AT = 1.02  # smaller moves of an estimate change no decision
+MODELS_MAX = 256
+SETTLED_AT = 8  # observations after which a pooled number is good enough to compare replicas with
+STEPS_MIN = 8  # answers shorter than this say little about the step time
+
+
+class Rates(Struct, frozen=True):
+    """One replica's speed, as pricing uses it."""
+
+    fixed_s: float = SEED_FIXED_S
+    token_s: float = SEED_TOKEN_S  # per token of prefill
+    step_s: float = SEED_STEP_S  # per decode step, of an empty batch
+
+    def step_at(self, sequences: float) -> float:
+        """Return the time of a step with that many sequences in the batch."""
+        return self.step_s * (1.0 + BATCH_GROWTH * sequences)
+
+
+SEED = Rates()
+
+
+class Steady:
+    """A positive number, learnt from noisy observations."""
+
+    __slots__ = ("seen", "value")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.seen = 0
+
+    def learn(self, observed: float) -> None:
+        """Take one observation in; what is not positive is no observation."""
+        if observed <= 0.0:
+            return
+        self.seen += 1
+        ratio = min(max(observed / self.value, 1 / RATIO_MAX), RATIO_MAX)
+        self.value *= ratio ** max(1 / (self.seen + 1), GAIN_MIN)
+
+
+class Speed:
+    """How one replica differs from the others of its model: above 1 is slower."""
+
+    __slots__ = ("prefill", "step")
+
+    def __init__(self) -> None:
+        self.prefill = Steady(1.0)
+        self.step = Steady(1.0)
+
+
+class ModelRates:
+    """What the replicas of one base model have taught. `version` changes when `published` does."""
+
+    def __init__(self, seed: Rates) -> None:
+        self.published = seed
+        self.version = 0
+        self._fixed = Steady(seed.fixed_s)
+        self._token = Steady(seed.token_s)
+        self._step = Steady(seed.step_s)
+
+    def learn_prefill(self, speed: Speed, tokens: float, seconds: float) -> None:
+        """Learn from a first token that had to wait for `tokens` of prefill alone.
+
+        The part that dominates explains the observation: overhead where there was little to compute, else the tokens.
+        """
+        if seconds <= 0.0:
+            return
+        computing = tokens * self._token.value
+        if computing < self._fixed.value:
+            self._fixed.learn(seconds - computing)
+        else:
+            if self._token.seen >= SETTLED_AT:
+                speed.prefill.learn(seconds / (self._fixed.value + computing))
+            self._token.learn((seconds - self._fixed.value) / tokens)
+        self._publish()
+
+    def learn_step(self, speed: Speed, steps: int, seconds: float, sequences: int) -> None:
+        """Learn from an answer of `steps` tokens that took `seconds` in a batch of `sequences`."""
+        if steps < STEPS_MIN or seconds <= 0.0:
+            return
+        observed = seconds / steps / (1.0 + BATCH_GROWTH * sequences)
+        if self._step.seen >= SETTLED_AT:
+            speed.step.learn(observed / self._step.value)
+        self._step.learn(observed)
+        self._publish()
+
+    def rates_of(self, speed: Speed) -> Rates:
+        """Return one replica's rates. The overhead is never a reason to choose, so it is the same for all."""
+        known = self.published
+        prefill, step = factor(speed.prefill), factor(speed.step)
+        if prefill == step == 1.0:
+            return known
+        return Rates(known.fixed_s, known.token_s * prefill, known.step_s * step)
+
+    def _publish(self) -> None:
+        old = self.published
+        new = Rates(self._fixed.value, self._token.value, self._step.value)
+        if any(
+            moved(a, b) for a, b in ((old.fixed_s, new.fixed_s), (old.token_s, new.token_s), (old.step_s, new.step_s))
+        ):
+            self.published = new
+            self.version += 1
+
+
+def factor(difference: Steady) -> float:
+    """Return a replica's factor: 1 unless it is clearly faster or slower than the others."""
+    value = difference.value
+    return 1.0 if 1 / SAME_SPEED < value < SAME_SPEED else value
+
+
+def moved(old: float, new: float) -> bool:
+    """Return whether an estimate has moved enough to matter."""
+    return not 1 / PUBLISH_AT < new / old < PUBLISH_AT
+
+
+class RateBook:
+    """The rates of every base model; the least recently joined is forgotten beyond MODELS_MAX."""
+
+    def __init__(self, seed: Rates = SEED) -> None:
+        self._seed = seed
+        self._models: OrderedDict[str, ModelRates] = OrderedDict()
+
+    def of(self, base: str) -> ModelRates:
+        """Return the rates of a base model, seeded at first sight."""
+        if base not in self._models:
+            self._models[base] = ModelRates(self._seed)
+            if len(self._models) > MODELS_MAX:
+                self._models.popitem(last=False)
+        self._models.move_to_end(base)
+        return self._models[base]

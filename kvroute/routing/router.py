@@ -1,0 +1,183 @@
+"""Chooses a replica for every request, and books it in the same synchronous step.
+
+    filter (model, health, drain, avoid) -> admission -> price -> choose -> book -> Lease
+
+Ties. Two costs are equal when they differ by less than TIE_SHARE of what computing this prompt from nothing would take.
+That is the natural unit of a placement: it neither grows with a long answer, which costs the same everywhere, nor
+vanishes when everything is cached. Ties go to the fewest in flight, then to the least recently chosen, so that paced
+traffic, where nothing is in flight when the next request comes, still reaches every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from random import Random
+
+from msgspec import Struct
+
+from kvroute.errors import ConfigError, NoReplica
+from kvroute.routing.admission import fits, fits_cache, fits_context, refuse_if_hopeless, unknown_model
+from kvroute.routing.baselines import BASELINES, Policy
+from kvroute.routing.cost import TERMS, Price, Work, compute_tokens, price
+from kvroute.routing.demand import Demand
+from kvroute.routing.fleet import Fleet
+from kvroute.routing.lease import Lease, Placement
+from kvroute.routing.member import FAILURES_MAX, Member
+from kvroute.routing.replica import ReplicaId
+
+KVROUTE = "kvroute"
+POLICIES = (KVROUTE, *BASELINES)
+TIE_SHARE = 0.01
+TTFT_WEIGHT = 0.8  # agent traces: own and others' decode as heavy as the prefill made first tokens 18 % later
+
+
+class Offer(Struct, frozen=True):
+    """What one replica would cost, or why it cannot have the request: a row of the explanation."""
+
+    placement: Placement
+    obstacle: str | None  # None = it may have it
+    in_flight: int  # sequences, all routers'
+    is_chosen: bool = False
+
+
+class Router:
+    """The policy over one fleet. All state is the fleet's, but for a baseline's own turn."""
+
+    def __init__(
+        self, fleet: Fleet, policy: str = KVROUTE, rng: Random | None = None, *, ttft_weight: float = TTFT_WEIGHT
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"routing.policy: {policy!r} is none of {', '.join(POLICIES)}", param="routing.policy")
+        self.fleet = fleet
+        self.policy = policy
+        self._rng = rng or Random(0)
+        self._ttft_weight = ttft_weight
+        self._baseline: Policy | None = BASELINES[policy]() if policy in BASELINES else None
+
+    def place(
+        self,
+        demand: Demand,
+        hits: Mapping[ReplicaId, int],
+        now: float,
+        avoid: AbstractSet[ReplicaId] = frozenset(),
+    ) -> Lease:
+        """Choose a replica and book it.
+
+        Args:
+            demand: the request.
+            hits: prompt tokens that each replica need not compute; absent means none.
+            now: the router's clock.
+            avoid: replicas that have failed this request already.
+
+        Raises:
+            BadRequest: no replica serves the model, or none could ever hold the prompt.
+            NoReplica: none may take it now.
+        """
+        self.fleet.advance(now)
+        members = self._candidates(demand, now, avoid)
+        offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
+        if self._baseline:
+            member = self._baseline(members, demand, self._rng)
+        else:
+            member = cheapest(members, [sum(offers.price(member)) for member in members], demand)
+        return self.fleet.book(member, demand, offers.work(member), offers.placement(member, self.policy), now)
+
+    def explain(
+        self,
+        demand: Demand,
+        hits: Mapping[ReplicaId, int],
+        now: float,
+        avoid: AbstractSet[ReplicaId] = frozenset(),
+    ) -> list[Offer]:
+        """Return what every replica of the model would cost now, the cheapest first; nothing is booked."""
+        offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
+        members = self.fleet.serving(demand.model)
+        open_ = [member for member in members if obstacle(member, demand, avoid) is None]
+        best = cheapest(open_, [sum(offers.price(member)) for member in open_], demand) if open_ else None
+        rows = [
+            Offer(
+                offers.placement(member, self.policy),
+                obstacle(member, demand, avoid),
+                member.view.sequences,
+                member is best,
+            )
+            for member in members
+        ]
+        return sorted(rows, key=lambda row: (not row.is_chosen, row.obstacle is not None, row.placement.cost_s))
+
+    def _candidates(self, demand: Demand, now: float, avoid: AbstractSet[ReplicaId]) -> list[Member]:
+        serving = self.fleet.serving(demand.model)
+        if not serving and self.fleet.is_complete():
+            raise unknown_model(demand.model)
+        refuse_if_hopeless(demand, serving)
+        found = []
+        for member in serving:
+            if member.stray_until_s < now:
+                member.forget_stray()
+            if member.is_available and member.replica.id not in avoid and fits(demand, member):
+                found.append(member)
+        if not found:
+            raise NoReplica(nobody(demand, serving, avoid))
+        return found
+
+
+class Offers:
+    """Prices of one request on any replica. Replicas that hold equally much share the work's description."""
+
+    def __init__(self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, ttft_weight: float) -> None:
+        self._demand = demand
+        self._hits = hits
+        self._output_tokens = output_tokens
+        self._ttft_weight = ttft_weight
+        self._works: dict[int, Work] = {}
+
+    def work(self, member: Member) -> Work:
+        """Return what the request asks of a replica. One token is always computed, so not all can be hits."""
+        demand = self._demand
+        hit = self._hits.get(member.replica.id, 0)
+        if hit not in self._works:
+            hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
+            miss_tokens = demand.prompt_tokens - hit_tokens
+            self._works[hit] = Work(hit_tokens, miss_tokens, self._output_tokens, demand.sequences)
+        return self._works[hit]
+
+    def price(self, member: Member) -> Price:
+        """Return what the request costs there."""
+        return price(member.view, self.work(member), member.rates, self._ttft_weight)
+
+    def placement(self, member: Member, policy: str) -> Placement:
+        """Return the price with its reasons."""
+        work, seconds = self.work(member), self.price(member)
+        terms = dict(zip(TERMS, seconds, strict=True))
+        return Placement(member.replica.id, work.hit_tokens, work.miss_tokens, terms, policy, sum(seconds))
+
+
+def cheapest(members: Sequence[Member], costs_s: Sequence[float], demand: Demand) -> Member:
+    """Return the member of lowest cost; among ties by fewest in flight, then least recently chosen."""
+    low = min(costs_s)
+    token_s = members[costs_s.index(low)].rates.token_s
+    limit = low + TIE_SHARE * compute_tokens(0, demand.prompt_tokens) * token_s
+    tied = [member for member, cost in zip(members, costs_s, strict=True) if cost <= limit]
+    return tied[0] if len(tied) == 1 else min(tied, key=lambda member: (member.view.sequences, member.last_chosen))
+
+
+def obstacle(member: Member, demand: Demand, avoid: AbstractSet[ReplicaId]) -> str | None:
+    """Return why a replica cannot have a request, None where it can."""
+    reasons = (
+        (not member.is_healthy, "unhealthy"),
+        (member.is_draining, "draining"),
+        (member.failures >= FAILURES_MAX, "failing"),
+        (member.replica.id in avoid, "failed this request"),
+        (demand.exact and not fits_context(demand, member), "context too short"),
+        (demand.exact and not fits_cache(demand, member.replica), "cache too small"),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
+
+
+def nobody(demand: Demand, serving: Sequence[Member], avoid: AbstractSet[ReplicaId]) -> str:
+    """Say why no replica can take a request now."""
+    if not serving:
+        return f"no replica is known to serve `{demand.model}` yet"
+    reasons = ", ".join(f"{member.replica.id}: {obstacle(member, demand, avoid)}" for member in serving[:8])
+    return f"no replica of `{demand.model}` can take the request now ({reasons})"
