@@ -32,7 +32,7 @@ CHAT_TEMPLATE = """\
 {%- elif system %}
 {{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
 {%- endif %}
-{%- for message in messages if not (loop.first and message.role == 'system') %}
+{%- for message in (messages[1:] if messages[0].role == 'system' else messages) %}
 {%- if message.role == 'tool' %}
 {{- '<|im_start|>user\\n<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' }}
 {%- else %}

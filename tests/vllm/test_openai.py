@@ -8,17 +8,15 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 WEATHER = {
     "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Tells the weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-        },
-    },
+    "function": {"name": "weather", "description": "Tells a city's weather.", "parameters": CITY, "strict": True},
 }
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the weather in Bern?"}]
 
