@@ -1,0 +1,170 @@
+"""One task that runs a SimReplica in real time, and the requests that wait for it.
+
+Each step takes as long as the engine's model says. Steps shorter than COALESCE_S are run together before the task
+sleeps, so that a fast replica costs its own work and not a timer for each token; readers then find several tokens at
+once, as they do at a real server that lags behind its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from kvroute.errors import Overloaded
+from kvroute.sim.replica import RequestId, SimReplica, SimRequest, StepResult
+
+COALESCE_S = 0.002
+QUEUE_LIMIT = 4096  # sequences waiting for admission; more are refused, as with --max-num-queued-reqs
+
+
+class EngineBusy(Overloaded):
+    """The queue is full. Status, kind and words are vLLM's."""
+
+    status = 503
+    kind = "Service Unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The engine is currently busy and cannot accept new requests. "
+            "Please try again later or on a different instance."
+        )
+
+
+class Progress:
+    """How far one sequence is."""
+
+    __slots__ = ("cached_tokens", "id", "is_aborted", "is_done", "job", "produced_tokens")
+
+    def __init__(self, request: SimRequest, job: Job) -> None:
+        self.id = request.id
+        self.job = job
+        self.produced_tokens = 0
+        self.cached_tokens = 0  # known once the sequence was admitted
+        self.is_done = False
+        self.is_aborted = False  # the engine gave up on it; `is_done` is set too
+
+
+class Job:
+    """The sequences of one client request."""
+
+    def __init__(self, requests: Sequence[SimRequest]) -> None:
+        self.sequences = [Progress(request, self) for request in requests]
+        self._news = asyncio.Event()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(sequence.is_done for sequence in self.sequences)
+
+    def notify(self) -> None:
+        """Wake the reader."""
+        self._news.set()
+
+    async def changed(self) -> None:
+        """Wait for progress since the last call."""
+        await self._news.wait()
+        self._news.clear()
+
+
+class Driver:
+    """Owns the replica: everything that touches it goes through here."""
+
+    def __init__(self, replica: SimReplica) -> None:
+        self.replica = replica
+        self.slowdown = 1.0  # multiplies the duration of every step
+        self.is_stopping = False
+        self._is_hung = False
+        self._live: dict[RequestId, Progress] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.create_task(self._run(), name="sim-engine")
+
+    async def close(self) -> None:
+        """Abort what is under way and end the task."""
+        self.abort_all()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def submit(self, requests: Sequence[SimRequest]) -> Job:
+        """Queue the sequences of a request. A replica that is stopping aborts them at once.
+
+        Raises:
+            EngineBusy: the queue is full.
+        """
+        if len(self.replica.waiting) + len(requests) > QUEUE_LIMIT:
+            raise EngineBusy
+        job = Job(requests)
+        for request, progress in zip(requests, job.sequences, strict=True):
+            self.replica.add(request)
+            self._live[request.id] = progress
+        if self.is_stopping:
+            self.abort_all()
+        self._wake.set()
+        return job
+
+    def abort(self, job: Job) -> None:
+        """Drop what is left of a job, because its client left."""
+        for sequence in job.sequences:
+            if not sequence.is_done:
+                self._drop(sequence)
+        self._wake.set()
+
+    def give_up(self, job: Job) -> None:
+        """Abort a job on the engine's side: its client is told so."""
+        self.abort(job)
+        job.notify()
+
+    def abort_all(self) -> None:
+        """Give up on everything, as an engine that was told to stop: clients see finish_reason "abort"."""
+        self.is_stopping = True
+        for sequence in list(self._live.values()):
+            self._drop(sequence)
+            sequence.job.notify()
+
+    def hang(self, is_hung: bool) -> None:
+        """Stop stepping, or go on. A hung engine accepts requests and never answers."""
+        self._is_hung = is_hung
+        self._wake.set()
+
+    def _drop(self, sequence: Progress) -> None:
+        self.replica.abort(sequence.id)
+        self._live.pop(sequence.id, None)
+        sequence.is_done = sequence.is_aborted = True
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if self._is_hung or not self.replica.has_work:
+                await self._sleep_until_woken()
+                continue
+            self._wake.clear()
+            step = self.replica.begin()
+            for request, cached_tokens in step.admitted.items():
+                self._live[request].cached_tokens = cached_tokens
+            due = max(due, loop.time()) + step.duration_s * self.slowdown
+            delay = due - loop.time()
+            await asyncio.sleep(delay if delay > COALESCE_S else 0)
+            while self._is_hung:
+                await self._sleep_until_woken()
+            self._deliver(self.replica.end())
+            if not step.scheduled and not step.preempted:
+                await self._wake.wait()  # the first in the queue does not fit: only an abort can change that
+
+    async def _sleep_until_woken(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    def _deliver(self, result: StepResult) -> None:
+        for request in result.produced:
+            progress = self._live[request]
+            progress.produced_tokens += 1
+            progress.job.notify()
+        for request in result.finished:
+            self._live.pop(request).is_done = True

@@ -1,0 +1,80 @@
+"""A simulated replica's /metrics: vLLM's names, labels and types over the counters of a SimReplica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from kvroute.sim.replica import SimReplica
+
+LABELS = ("engine", "model_name")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+class ReplicaMetrics(Collector):
+    """Reads the replica whenever it is scraped."""
+
+    def __init__(self, replica: SimReplica, model: str) -> None:
+        self._replica = replica
+        self._labels = ("0", model)
+        self._ended = dict.fromkeys(FINISH_REASONS, 0)
+
+    def ended(self, reason: str) -> None:
+        """Count an answer that ended; clients that left are not counted, as at vLLM."""
+        self._ended[reason] += 1
+
+    def exposition(self) -> bytes:
+        """Write the text format."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        replica, counters = self._replica, self._replica.counters
+        yield self._gauge(
+            "num_requests_running", "Number of requests in model execution batches.", len(replica.running)
+        )
+        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", len(replica.waiting))
+        yield self._gauge(
+            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", replica.pool.used_fraction
+        )
+        for name, text, value in (
+            ("prefix_cache_queries", "Prefix cache queries, in terms of queried tokens.", counters.prefix_queries),
+            ("prefix_cache_hits", "Prefix cache hits, in terms of cached tokens.", counters.prefix_hits),
+            ("num_preemptions", "Cumulative number of preemptions.", counters.preemptions),
+            ("prompt_tokens", "Number of prefill tokens processed.", counters.prompt_tokens),
+            ("generation_tokens", "Number of generation tokens processed.", counters.generation_tokens),
+        ):
+            family = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+        yield self._success()
+        yield self._cache_config()
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _success(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:request_success", "Count of successfully processed requests.", labels=(*LABELS, "finished_reason")
+        )
+        for reason, value in self._ended.items():
+            family.add_metric((*self._labels, reason), value)
+        return family
+
+    def _cache_config(self) -> Metric:
+        pool = self._replica.pool
+        config = {
+            "block_size": pool.block_size,
+            "enable_prefix_caching": True,
+            "engine": 0,
+            "kv_cache_size_tokens": pool.num_blocks * pool.block_size,
+            "num_gpu_blocks": pool.num_blocks,
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "Information of the CacheConfig.", labels=tuple(config))
+        family.add_metric([str(value) for value in config.values()], 1)
+        return family

@@ -1,0 +1,229 @@
+"""Request bodies read and checked as vLLM does: which errors, in which order, in whose words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from kvroute.errors import BadRequest
+from kvroute.fake import text
+from kvroute.kv.chain import TOKEN_BYTES, TokenBytes, tokens_of
+
+DEFAULT_COMPLETION_TOKENS = 16
+CHOICES_LIMIT = 1024  # prompts x n of one request
+_SOURCES = ("prompt", "messages")  # of a tokenise request
+
+
+class Model(Struct, frozen=True):
+    """What requests are checked against."""
+
+    name: str
+    max_model_len: int  # tokens, prompt and answer together
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """A request for text, checked."""
+
+    is_chat: bool
+    prompts: list[TokenBytes]
+    n: int
+    max_tokens: int | None  # the client's bound for each answer; None = what the context leaves
+    min_tokens: int
+    is_endless: bool  # ignore_eos: the answer goes on to max_tokens
+    cache_salt: str | None
+    is_stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(map(len, self.prompts)) // TOKEN_BYTES
+
+
+def invalid(kind: str, loc: str, message: str, shown: str, param: str | None = None) -> BadRequest:
+    """Make the error of a body that does not have the right shape."""
+    detail = f"{{'type': '{kind}', 'loc': '{loc}', 'msg': '{message}', 'input': '{shown}'}}"
+    return BadRequest(f"1 validation error:\n  {detail}", param=param or loc, kind="Bad Request")
+
+
+def refused(message: str, parameter: str, value: Any = None) -> BadRequest:
+    """Make the error of a field whose value will not do."""
+    shown = "" if value is None else f", value={value}"
+    return BadRequest(f"{message} (parameter={parameter}{shown})", param=parameter)
+
+
+def body_of(content_type: str, raw: bytes) -> dict[str, Any]:
+    """Decode a JSON object."""
+    if content_type != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise BadRequest(message, kind="Bad Request")
+    if not raw:
+        raise invalid("missing", "body", "Field required", "None")
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as problem:
+        raise invalid("json_invalid", f"body.{problem.pos}", f"JSON decode error: {problem.msg}", "<dict>") from None
+    if not isinstance(body, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", message, f"<{type(body).__name__}>")
+    return body
+
+
+def check_model(body: dict[str, Any], model: Model) -> None:
+    """Refuse a model that is not served. A body without one is served."""
+    name = body.get("model")
+    if name is not None and name != model.name:
+        raise BadRequest(
+            f"The model `{name}` does not exist. Valid aliases: {model.name}.",
+            param="model",
+            status=404,
+            kind="NotFoundError",
+        )
+
+
+def chat(body: dict[str, Any], model: Model) -> Ask:
+    """Read a chat completion request."""
+    tokens = [chat_tokens(body, model)]
+    bound = _integer(body, "max_completion_tokens")
+    bound = _integer(body, "max_tokens") if bound is None else bound
+    return _ask(body, model, tokens, is_chat=True, max_tokens=bound)
+
+
+def completion(body: dict[str, Any], model: Model) -> Ask:
+    """Read a completion request."""
+    check_model(body, model)
+    bound = _integer(body, "max_tokens")
+    bound = DEFAULT_COMPLETION_TOKENS if bound is None else bound
+    return _ask(body, model, _prompts(body), is_chat=False, max_tokens=bound)
+
+
+def chat_tokens(body: dict[str, Any], model: Model) -> TokenBytes:
+    """Render and tokenise the conversation of a chat or tokenise request."""
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("missing", "body.messages", "Field required", f"<dict of {len(body)} items>")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise invalid("list_type", "body.messages", "Input should be a valid list of messages", "<messages>")
+    check_model(body, model)
+    if not messages:
+        raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    return text.encode(
+        text.render(
+            messages,
+            tools=body.get("tools"),
+            documents=body.get("documents"),
+            add_generation_prompt=body.get("add_generation_prompt", True),
+            continue_final_message=body.get("continue_final_message", False),
+        )
+    )
+
+
+def tokens_to_show(body: dict[str, Any], model: Model) -> TokenBytes:
+    """Tokenise what a tokenise request holds: a conversation or a text."""
+    if "messages" in body:
+        return chat_tokens(body, model)
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return text.encode(prompt)
+    missing = (f"{{'type': 'missing', 'loc': 'body.{name}', 'msg': 'Field required'}}" for name in _SOURCES)
+    raise BadRequest("2 validation errors:\n  " + "\n  ".join(missing), param="body.prompt", kind="Bad Request")
+
+
+def token_ids(values: Any, name: str) -> TokenBytes:
+    """Pack a JSON list of token ids."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise invalid("list_type", f"body.{name}", "Input should be a valid list of integers", "<list>")
+    outside = next((value for value in values if not 0 <= value < text.VOCABULARY), None)
+    if outside is not None:
+        raise BadRequest(f"Token id {outside} is out of vocabulary")
+    return tokens_of(values)
+
+
+def _prompts(body: dict[str, Any]) -> list[TokenBytes]:
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise invalid("missing", "body.prompt", "Field required", f"<dict of {len(body)} items>")
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return [_one_prompt(item) for item in (prompt if several else [prompt])]
+
+
+def _one_prompt(prompt: Any) -> TokenBytes:
+    tokens = text.encode(prompt) if isinstance(prompt, str) else token_ids(prompt, "prompt")
+    if not tokens:
+        raise BadRequest("You must provide at least one token as prompt.", param="prompt")
+    return tokens
+
+
+def _ask(
+    body: dict[str, Any], model: Model, prompts: list[TokenBytes], *, is_chat: bool, max_tokens: int | None
+) -> Ask:
+    is_stream = bool(body.get("stream"))
+    options = body.get("stream_options")
+    if options is not None and not is_stream:
+        raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
+    options = options if isinstance(options, dict) else {}
+    n = _integer(body, "n")
+    ask = Ask(
+        is_chat=is_chat,
+        prompts=prompts,
+        n=1 if n is None else n,
+        max_tokens=max_tokens,
+        min_tokens=_integer(body, "min_tokens") or 0,
+        is_endless=bool(body.get("ignore_eos")),
+        cache_salt=_salt(body),
+        is_stream=is_stream,
+        include_usage=bool(options.get("include_usage")),
+        continuous_usage=bool(options.get("include_usage")) and bool(options.get("continuous_usage_stats")),
+        return_token_ids=bool(body.get("return_token_ids")),
+    )
+    _check_sampling(body)
+    _check_sizes(ask, model)
+    return ask
+
+
+def _check_sampling(body: dict[str, Any]) -> None:
+    temperature = body.get("temperature")
+    if isinstance(temperature, int | float) and temperature < 0:
+        shown = float(temperature)
+        raise refused(f"temperature must be non-negative, got {shown}.", "temperature", shown)
+
+
+def _check_sizes(ask: Ask, model: Model) -> None:
+    if ask.n < 1 or ask.n * len(ask.prompts) > CHOICES_LIMIT:
+        raise refused(f"n must be between 1 and {CHOICES_LIMIT} answers in a request, got {ask.n}.", "n", ask.n)
+    limit = model.max_model_len
+    bound = ask.max_tokens
+    if bound is not None and bound > limit:
+        message = f"max_tokens={bound} cannot be greater than max_model_len={limit}."
+        raise refused(f"{message} Please request fewer output tokens.", "max_tokens", bound)
+    for prompt in ask.prompts:
+        tokens = len(prompt) // TOKEN_BYTES
+        if tokens > limit:
+            raise refused(
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input "
+                "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+                "input prompt.",
+                "input_tokens",
+                tokens,
+            )
+        left = limit - tokens if bound is None else min(bound, limit - tokens)
+        if left < 1:
+            raise refused(f"max_tokens must be at least 1, got {left}.", "max_tokens", left)
+
+
+def _salt(body: dict[str, Any]) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise refused("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    return salt
+
+
+def _integer(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is not None and type(value) is not int:
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", f"<{type(value).__name__}>")
+    return value
