@@ -7,16 +7,27 @@ Lengths that are estimates (`exact` is False) refuse nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from kvroute.errors import BadRequest
 from kvroute.routing.demand import Demand
 from kvroute.routing.member import Member
-from kvroute.routing.replica import Replica
 
 
 def fits(demand: Demand, member: Member) -> bool:
     """Return whether a replica can ever hold the longest prompt."""
-    return not demand.exact or (fits_context(demand, member) and fits_cache(demand, member.replica))
+    return not demand.exact or demand.longest_prompt <= member.prompt_limits[demand.model]
+
+
+def fits_context(demand: Demand, member: Member) -> bool:
+    """Return whether the longest prompt is within the model's context there."""
+    return demand.longest_prompt <= context_tokens(demand, member)
+
+
+def context_tokens(demand: Demand, member: Member) -> float:
+    """Return the longest context of the model there, without end where it is not known."""
+    card = member.replica.card(demand.model)
+    return inf if card is None or card.max_model_len is None else card.max_model_len
 
 
 def refuse_if_hopeless(demand: Demand, serving: Sequence[Member]) -> None:
@@ -27,35 +38,10 @@ def refuse_if_hopeless(demand: Demand, serving: Sequence[Member]) -> None:
     """
     if not serving or any(fits(demand, member) for member in serving):
         return
-    within = [member for member in serving if fits_context(demand, member)]
-    if not within:
-        raise too_long(demand, max(context_tokens(demand, member) or 0 for member in serving))
-    raise too_large(demand, max(usable_tokens(member.replica) or 0 for member in within))
-
-
-def context_tokens(demand: Demand, member: Member) -> int | None:
-    """Return the longest context of the model there, None where it is not known."""
-    card = member.cards.get(demand.model)
-    return card.max_model_len if card else None
-
-
-def usable_tokens(replica: Replica) -> int | None:
-    """Return what of the KV cache one prompt can have: vLLM never hands out its first block."""
-    if not replica.capacity_tokens:
-        return None
-    return max(replica.capacity_tokens - (replica.block_size or 0), 0)
-
-
-def fits_context(demand: Demand, member: Member) -> bool:
-    """Return whether the longest prompt is within the model's context there."""
-    limit = context_tokens(demand, member)
-    return limit is None or demand.longest_prompt <= limit
-
-
-def fits_cache(demand: Demand, replica: Replica) -> bool:
-    """Return whether the longest prompt fits into the empty KV cache."""
-    limit = usable_tokens(replica)
-    return limit is None or demand.longest_prompt <= limit
+    within = [member.replica.usable_tokens or 0 for member in serving if fits_context(demand, member)]
+    if within:
+        raise too_large(demand, max(within))
+    raise too_long(demand, int(max(context_tokens(demand, member) for member in serving)))
 
 
 def too_long(demand: Demand, limit_tokens: int) -> BadRequest:

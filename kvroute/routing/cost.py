@@ -40,27 +40,25 @@ class View(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """What a request asks of one replica; differs between replicas only by what they hold already."""
+    """What a request asks of one replica; differs between replicas only by what they hold already.
+
+    The sums are fields because every replica's price needs them: make it with `work_of`.
+    """
 
     hit_tokens: int
     miss_tokens: int
     output_tokens: float  # expected for each sequence
-    sequences: int = 1
+    sequences: int
+    compute_tokens: float  # to prefill, with attention over everything before them counted in
+    new_tokens: float  # that need room which nothing holds yet
+    kv_tokens: float  # in the cache when the request ends, hits counted too
 
-    @property
-    def compute_tokens(self) -> float:
-        """Tokens to prefill, with attention over everything before them counted in."""
-        return compute_tokens(self.hit_tokens, self.miss_tokens)
 
-    @property
-    def new_tokens(self) -> float:
-        """Tokens that need room which nothing holds yet."""
-        return self.miss_tokens + self.sequences * self.output_tokens
-
-    @property
-    def kv_tokens(self) -> float:
-        """Tokens in the cache when the request ends, hits counted too."""
-        return self.hit_tokens + self.new_tokens
+def work_of(hit_tokens: int, miss_tokens: int, output_tokens: float, sequences: int = 1) -> Work:
+    """Describe what a request asks of a replica that holds `hit_tokens` of its prompt."""
+    new_tokens = miss_tokens + sequences * output_tokens
+    compute = compute_tokens(hit_tokens, miss_tokens)
+    return Work(hit_tokens, miss_tokens, output_tokens, sequences, compute, new_tokens, hit_tokens + new_tokens)
 
 
 def compute_tokens(hit_tokens: int, miss_tokens: int) -> float:
@@ -114,9 +112,12 @@ def overflow_s(view: View, work: Work, rates: Rates) -> float:
     """
     if not view.capacity_tokens:
         return 0.0
-    new = work.new_tokens
-    live = min(max(view.kv_tokens + work.kv_tokens - view.capacity_tokens, 0.0), work.kv_tokens)
-    evicted = min(max(view.filled_tokens + new - view.capacity_tokens, 0.0), new)
+    live = view.kv_tokens + work.kv_tokens - view.capacity_tokens
+    evicted = view.filled_tokens + work.new_tokens - view.capacity_tokens
+    if live <= 0.0 and evicted <= 0.0:
+        return 0.0
+    live = min(max(live, 0.0), work.kv_tokens)  # what was over before is not this request's doing
+    evicted = min(max(evicted, 0.0), work.new_tokens)
     return (live + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
 
 

@@ -127,7 +127,7 @@ class Fleet:
 
     def is_complete(self) -> bool:
         """Return whether there are replicas and all of them have said what they serve."""
-        return bool(self._members) and all(member.cards for member in self._members.values())
+        return bool(self._members) and all(member.replica.cards for member in self._members.values())
 
     def book(self, member: Member, demand: Demand, work: Work, placement: Placement, now: float) -> Lease:
         """Book a place. The lease that comes back owes it."""
@@ -154,7 +154,7 @@ class Fleet:
     def _sort(self) -> None:
         self._serving = {}
         for member in self._members.values():
-            for name in member.cards:
+            for name in member.prompt_limits:
                 self._serving.setdefault(name, []).append(member)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from msgspec import Struct
 
-from kvroute.routing.cost import Work
+from kvroute.routing.cost import Work, work_of
 from kvroute.routing.demand import Demand, Outcome, Usage
 from kvroute.routing.member import Member
 from kvroute.routing.outputs import OutputEstimates
@@ -141,7 +141,7 @@ class Lease:
         member, work = self._member, self._work
         if usage.cached_tokens is not None:
             miss = max(usage.prompt_tokens - usage.cached_tokens, 1)
-            work = Work(usage.cached_tokens, miss, work.output_tokens, work.sequences)
+            work = work_of(usage.cached_tokens, miss, work.output_tokens, work.sequences)
         rates = member.model_rates
         if self._ahead_tokens <= QUIET_SHARE * work.miss_tokens:
             waited = work.compute_tokens + self._ahead_tokens

@@ -14,7 +14,7 @@ from math import inf
 from kvroute.routing.cost import View
 from kvroute.routing.demand import Promise
 from kvroute.routing.rates import ModelRates, Rates, Speed
-from kvroute.routing.replica import Load, ModelCard, Replica
+from kvroute.routing.replica import Load, Replica
 
 FAILURES_MAX = 3  # consecutive failed requests that take a replica out until a health check says that it is well
 PEAK_WINDOW_S = 10.0  # gauges were seen to lag by 3 to 6 s
@@ -26,9 +26,9 @@ class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
-        "_before", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version", "_stray", "_view", "cards",
+        "_before", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version", "_stray", "_view",
         "failures", "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others",
-        "prefill_tokens", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
+        "prefill_tokens", "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -55,7 +55,8 @@ class Member:
     def adopt(self, replica: Replica, model_rates: ModelRates) -> None:
         """Take on what the replica says about itself; promises and health stay."""
         self.replica = replica
-        self.cards: dict[str, ModelCard] = {card.name: card for card in replica.cards}
+        usable = inf if replica.usable_tokens is None else replica.usable_tokens
+        self.prompt_limits = {card.name: min(card.max_model_len or inf, usable) for card in replica.cards}
         self.model_rates = model_rates
         self._rates: Rates = model_rates.rates_of(self.speed)
         self._rates_version = model_rates.version

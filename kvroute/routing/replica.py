@@ -35,6 +35,11 @@ class Replica(Struct, frozen=True, kw_only=True):
         """Return the card of a model or adapter that this replica serves."""
         return next((card for card in self.cards if card.name == model), None)
 
+    @property
+    def usable_tokens(self) -> int | None:
+        """What of its KV cache one prompt can have: vLLM never hands out the first block. None = not known."""
+        return max(self.capacity_tokens - (self.block_size or 0), 0) if self.capacity_tokens else None
+
 
 class Load(Struct, frozen=True):
     """What a replica's metrics said, and when. Gauges lag by seconds and stand still while the engine is idle."""

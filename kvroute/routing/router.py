@@ -17,9 +17,9 @@ from random import Random
 from msgspec import Struct
 
 from kvroute.errors import ConfigError, NoReplica
-from kvroute.routing.admission import fits, fits_cache, fits_context, refuse_if_hopeless, unknown_model
+from kvroute.routing.admission import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.baselines import BASELINES, Policy
-from kvroute.routing.cost import TERMS, Price, Work, compute_tokens, price
+from kvroute.routing.cost import TERMS, Price, Work, compute_tokens, price, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.lease import Lease, Placement
@@ -80,7 +80,7 @@ class Router:
         if self._baseline:
             member = self._baseline(members, demand, self._rng)
         else:
-            member = cheapest(members, [sum(offers.price(member)) for member in members], demand)
+            member = cheapest(members, offers.costs(members), demand)
         return self.fleet.book(member, demand, offers.work(member), offers.placement(member, self.policy), now)
 
     def explain(
@@ -94,7 +94,7 @@ class Router:
         offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
         members = self.fleet.serving(demand.model)
         open_ = [member for member in members if obstacle(member, demand, avoid) is None]
-        best = cheapest(open_, [sum(offers.price(member)) for member in open_], demand) if open_ else None
+        best = cheapest(open_, offers.costs(open_), demand) if open_ else None
         rows = [
             Offer(
                 offers.placement(member, self.policy),
@@ -110,7 +110,6 @@ class Router:
         serving = self.fleet.serving(demand.model)
         if not serving and self.fleet.is_complete():
             raise unknown_model(demand.model)
-        refuse_if_hopeless(demand, serving)
         found = []
         for member in serving:
             if member.stray_until_s < now:
@@ -118,6 +117,7 @@ class Router:
             if member.is_available and member.replica.id not in avoid and fits(demand, member):
                 found.append(member)
         if not found:
+            refuse_if_hopeless(demand, serving)
             raise NoReplica(nobody(demand, serving, avoid))
         return found
 
@@ -139,12 +139,16 @@ class Offers:
         if hit not in self._works:
             hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
             miss_tokens = demand.prompt_tokens - hit_tokens
-            self._works[hit] = Work(hit_tokens, miss_tokens, self._output_tokens, demand.sequences)
+            self._works[hit] = work_of(hit_tokens, miss_tokens, self._output_tokens, demand.sequences)
         return self._works[hit]
 
     def price(self, member: Member) -> Price:
         """Return what the request costs there."""
         return price(member.view, self.work(member), member.rates, self._ttft_weight)
+
+    def costs(self, members: Sequence[Member]) -> list[float]:
+        """Return the seconds that the request costs on each."""
+        return [sum(self.price(member)) for member in members]
 
     def placement(self, member: Member, policy: str) -> Placement:
         """Return the price with its reasons."""
@@ -170,7 +174,7 @@ def obstacle(member: Member, demand: Demand, avoid: AbstractSet[ReplicaId]) -> s
         (member.failures >= FAILURES_MAX, "failing"),
         (member.replica.id in avoid, "failed this request"),
         (demand.exact and not fits_context(demand, member), "context too short"),
-        (demand.exact and not fits_cache(demand, member.replica), "cache too small"),
+        (not fits(demand, member), "cache too small"),
     )
     return next((reason for holds, reason in reasons if holds), None)
 
