@@ -136,7 +136,7 @@ class SimulatedReplica(Program):
 
     def start(self) -> SimulatedReplica:
         super().start()
-        self.url = self.said(r"kvroute replica \S+ serving on (http://\S+)").group(1)
+        self.url = self.said(r"replica .*(http://\S+)").group(1)
         return self
 
     def __enter__(self) -> SimulatedReplica:
