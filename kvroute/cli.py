@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: 
                 "`replicas`: no replica given; name at least one URL, e.g. kvroute serve http://gpu1:8000"
             )
         _log_to_stderr(verbose)
-        run(settings)
+        _run(run(settings))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
 
@@ -86,7 +87,7 @@ def replica(**options: Any) -> None:
     """Run a simulated vLLM replica: its HTTP surface, cache and speed, without a GPU."""
     from kvroute.fake.server import run_replica
 
-    run_replica(**options)
+    _run(run_replica(**options))
 
 
 @main.command()
@@ -100,6 +101,13 @@ def demo(**options: Any) -> None:
     from kvroute.demo import run_demo
 
     sys.exit(run_demo(**options))
+
+
+def _run(service: Coroutine[Any, Any, None]) -> None:
+    """Run a service to its end, on the fast event loop."""
+    import uvloop
+
+    uvloop.run(service)
 
 
 def _overrides(urls: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:

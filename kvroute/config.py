@@ -75,7 +75,7 @@ class RoutingSettings(Settings):
     """How a replica is chosen."""
 
     policy: Policy = "kvroute"
-    ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
 
 
 class ProxySettings(Settings):

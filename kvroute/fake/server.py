@@ -313,7 +313,7 @@ async def run_replica(
         loop.add_signal_handler(name, stopped.set)
     runner, url = await serve_replica(app, host, port)
     try:
-        print(f"simulated replica of {model} at {url}", flush=True)
+        print(f"kvroute replica {model} serving on {url}", flush=True)
         await stopped.wait()
     finally:
         await runner.cleanup()

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from kvroute.adapters.shared_account import AccountStore
 from kvroute.proxy.sharing import Sharing, wall_clock_s
 from kvroute.routing.account import hit_rate
-from kvroute.routing.fleet import Fleet
+from kvroute.routing.fleet import Fleet, ReplicaState
 from kvroute.routing.replica import ReplicaId
 
 
@@ -68,7 +68,7 @@ class Admin:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Say whether requests can be served: a replica is available and this router is not about to stop."""
-        available = sum(view.is_available for view in self._fleet.views())
+        available = sum(state.is_available for state in self._fleet.states())
         ready = available > 0 and not self._is_draining()
         body = {"ready": ready, "available_replicas": available, "stopping": self._is_draining()}
         return web.json_response(body, status=200 if ready else 503)
@@ -85,7 +85,7 @@ class Admin:
 
     async def replicas(self, _request: web.Request) -> web.Response:
         """List the replicas as this router sees them."""
-        return _json({"index": self._describe_index(), "replicas": [describe(view) for view in self._fleet.views()]})
+        return _json({"index": self._describe_index(), "replicas": [describe(state) for state in self._fleet.states()]})
 
     async def drain(self, request: web.Request) -> web.Response:
         """Send a replica no new requests; those under way go on."""
@@ -96,7 +96,7 @@ class Admin:
         return self._set_draining(request, False)
 
     def _set_draining(self, request: web.Request, flag: bool) -> web.Response:
-        known = [view.replica.id for view in self._fleet.views()]
+        known = [replica.id for replica in self._fleet.replicas()]
         id = ReplicaId(request.query.get("replica", ""))
         if id not in known:
             message = f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}"
@@ -107,3 +107,25 @@ class Admin:
 
 def _json(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def describe(state: ReplicaState) -> dict[str, Any]:
+    """Return a replica's state as JSON says it."""
+    replica = state.replica
+    return {
+        "id": replica.id,
+        "url": replica.url,
+        "rank": replica.rank,
+        "models": [card.name for card in replica.cards],
+        "block_size": replica.block_size,
+        "capacity_tokens": replica.capacity_tokens,
+        "is_healthy": state.is_healthy,
+        "is_draining": state.is_draining,
+        "is_available": state.is_available,
+        "consecutive_failures": state.failures,
+        "running": state.running,
+        "promised": state.promised + state.others,
+        "promised_here": state.promised,
+        "load": state.load,
+        "rates": state.rates,
+    }
