@@ -6,26 +6,58 @@ simulations, tests, `--index memory`, and the local shadow that answers while Re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal, NewType, Protocol
 
 from msgspec import Struct
+from xxhash import xxh3_64_hexdigest
 
-from kvroute.kv.chain import PrefixChain
+from kvroute.kv.chain import HASH_VERSION, PrefixChain
+from kvroute.kv.residency import Change, Residency
 from kvroute.routing.replica import Holding, ReplicaId
 
 Namespace = NewType("Namespace", str)  # model, block size, tokenizer fingerprint and hash version, see `namespace_of`
 
 
+def namespace_of(model: str, block_size: int, fingerprint: str) -> Namespace:
+    """Name the index entries of one base model: whoever renders, tokenises or hashes differently gets another name.
+
+    `fingerprint` says how prompts become tokens (tokenizer, template, mode). The name is safe within a Redis key.
+    """
+    fields = (model, str(block_size), fingerprint, str(HASH_VERSION))
+    digest = xxh3_64_hexdigest(b"".join(b"%d:%b" % (len(field), field) for field in (f.encode() for f in fields)))
+    return Namespace(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)[-32:]}.{digest}")
+
+
 class Match(Struct, frozen=True):
     """What the index knows about the chains of one request."""
 
-    holdings: tuple[Holding, ...]  # one per chain, in order; leading blocks by replica
+    holdings: tuple[Holding, ...]  # one per chain, in order; leading blocks by replica. Exact for the deepest holders;
+    # the rest may be given up to 1/64 of the chain too little, never too much
     source: Literal["index", "local"]  # "local": the shared index was late or down, the router's own shadow answered
+
+
+class IndexStats(Struct):
+    """What an index did since it was made. Plain counters; telemetry reads them."""
+
+    lookups: int = 0  # calls of `match`
+    local_answers: int = 0  # of these, answered from the router's own shadow
+    late: int = 0  # of these, because the deadline passed
+    errors: int = 0  # error replies of the shared store
+    records: int = 0  # chains recorded
+    evictions: int = 0  # blocks taken out because a replica's capacity was reached
+    writes_dropped: int = 0  # records that could not be sent; their replica is fed again later
+    reconnects: int = 0
+    owned_replicas: int = 0  # replicas whose capacity this router looks after
+    blocks: int = 0  # blocks that this router itself placed and believes to be held
 
 
 class Index(Protocol):
     """Who holds what. Writes are queued and never fail the caller; `match` never raises and has a deadline."""
+
+    @property
+    def stats(self) -> IndexStats: ...
 
     async def start(self) -> None: ...
 
@@ -45,3 +77,76 @@ class Index(Protocol):
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
+
+
+class MemoryIndex:
+    """The index of one router alone: one Residency per replica, fed by what was sent to it.
+
+    Runs instead of an entry per block: a match walks the few runs that a chain crosses on each replica, so it is exact
+    for all of them, and recording a known conversation costs its new turn only.
+    """
+
+    def __init__(self) -> None:
+        self.stats = IndexStats()
+        self._members: dict[ReplicaId, tuple[Namespace, Residency]] = {}
+        self._rooms: dict[Namespace, dict[ReplicaId, Residency]] = {}
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def join(self, replica: ReplicaId, namespace: Namespace, capacity_blocks: int) -> None:
+        """Admit a replica, empty. The same values again change nothing; other values begin a new life."""
+        known = self._members.get(replica)
+        if known and known[0] == namespace and known[1].capacity_blocks == capacity_blocks:
+            return
+        self.leave(replica)
+        self._members[replica] = (namespace, Residency(capacity_blocks))
+        self._rooms.setdefault(namespace, {})[replica] = self._members[replica][1]
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Forget a replica and all that it held."""
+        namespace, residency = self._members.pop(replica, (None, None))
+        if namespace is not None and residency is not None:
+            self.stats.blocks -= len(residency)
+            del self._rooms[namespace][replica]
+            if not self._rooms[namespace]:
+                del self._rooms[namespace]
+
+    async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
+        """Return the holdings of every chain, all exact."""
+        self.stats.lookups += 1
+        return Match(tuple(self.holding(namespace, chain) for chain in chains), "index")
+
+    def holding(self, namespace: Namespace, chain: PrefixChain) -> Holding:
+        """Return the holdings of one chain, without waiting."""
+        held = ((replica, residency.held(chain)) for replica, residency in self._rooms.get(namespace, {}).items())
+        return {replica: blocks for replica, blocks in held if blocks}
+
+    def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
+        """Note that the replica holds all blocks of the chain from now on."""
+        self.apply(replica, chain)
+
+    def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
+        """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
+        self.apply(replica, chain, held_blocks)
+
+    def apply(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None) -> Change | None:
+        """Record the chain, or correct it where `held_blocks` is given; None where the replica is not a member."""
+        member = self._members.get(replica)
+        if member is None:
+            return None
+        change = member[1].record(chain) if held_blocks is None else member[1].correct(chain, held_blocks)
+        lost = sum(map(len, change.evicted))
+        self.stats.blocks += (len(change.stored) if change.stored else 0) - lost
+        if held_blocks is None:
+            self.stats.records += 1
+            self.stats.evictions += lost
+        return change
+
+    def residency(self, replica: ReplicaId) -> Residency | None:
+        """Return what is known of a member's cache."""
+        member = self._members.get(replica)
+        return member[1] if member else None
