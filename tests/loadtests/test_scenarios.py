@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 
-PATH = Path(__file__).parents[2] / "loadtests" / "scenarios.py"
-spec = importlib.util.spec_from_file_location("scenarios", PATH)
-assert spec is not None
-assert spec.loader is not None
-scenarios = importlib.util.module_from_spec(spec)
-sys.modules["scenarios"] = scenarios
-spec.loader.exec_module(scenarios)
+from loadtests import scenarios
 
 
 def test_a_conversation_keeps_all_that_was_said():
