@@ -55,15 +55,13 @@ class Steady:
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self.seen = 0
+        self.seen = 0.0  # observations, by their weight
 
-    def learn(self, observed: float) -> None:
-        """Take one observation in; what is not positive is no observation."""
-        if observed <= 0.0:
-            return
-        self.seen += 1
-        ratio = min(max(observed / self.value, 1 / RATIO_MAX), RATIO_MAX)
-        self.value *= ratio ** max(1 / (self.seen + 1), GAIN_MIN)
+    def learn(self, ratio: float, weight: float = 1.0) -> None:
+        """Take in that an observation was `ratio` times the present value; `weight` of it counts, 0 to 1."""
+        self.seen += weight
+        clamped = min(max(ratio, 1 / RATIO_MAX), RATIO_MAX)
+        self.value *= clamped ** (weight * max(1 / (self.seen + 1), GAIN_MIN))
 
 
 class Speed:
@@ -89,27 +87,28 @@ class ModelRates:
     def learn_prefill(self, speed: Speed, tokens: float, seconds: float) -> None:
         """Learn from a first token that had to wait for `tokens` of prefill alone.
 
-        The part that dominates explains the observation: overhead where there was little to compute, else the tokens.
+        The observation's ratio to the expectation is laid on overhead and tokens by their shares in it, so that long
+        prompts teach the rate and short ones the overhead.
         """
         if seconds <= 0.0:
             return
         computing = tokens * self._token.value
-        if computing < self._fixed.value:
-            self._fixed.learn(seconds - computing)
-        else:
-            if self._token.seen >= SETTLED_AT:
-                speed.prefill.learn(seconds / (self._fixed.value + computing))
-            self._token.learn((seconds - self._fixed.value) / tokens)
+        expected = self._fixed.value + computing
+        ratio, share = seconds / expected, computing / expected
+        if self._token.seen >= SETTLED_AT:
+            speed.prefill.learn(ratio / speed.prefill.value, share)
+        self._fixed.learn(ratio, 1.0 - share)
+        self._token.learn(ratio, share)
         self._publish()
 
     def learn_step(self, speed: Speed, steps: int, seconds: float, sequences: int) -> None:
         """Learn from an answer of `steps` tokens that took `seconds` in a batch of `sequences`."""
         if steps < STEPS_MIN or seconds <= 0.0:
             return
-        observed = seconds / steps / (1.0 + BATCH_GROWTH * sequences)
+        ratio = seconds / steps / (1.0 + BATCH_GROWTH * sequences) / self._step.value
         if self._step.seen >= SETTLED_AT:
-            speed.step.learn(observed / self._step.value)
-        self._step.learn(observed)
+            speed.step.learn(ratio / speed.step.value)
+        self._step.learn(ratio)
         self._publish()
 
     def rates_of(self, speed: Speed) -> Rates:
