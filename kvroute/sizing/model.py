@@ -139,24 +139,16 @@ def _heads(fields: Fields) -> int | None:
 
 def _layers(fields: Fields, kinds: list[Kind], element_bytes: int) -> tuple[Layer, ...]:
     """Build each layer's caches. Layers of one kind share the same value."""
-    made: dict[tuple[Kind, int | None], Layer] = {}
-    blocks = fields.items("block_configs")
-    layers = []
-    for index, kind in enumerate(kinds):
-        per_group = blocks[index]["attention"].get("n_heads_in_group") if blocks and kind.form == "attention" else None
-        key = (kind, per_group if isinstance(per_group, int) else None)
-        if key not in made:
-            made[key] = _layer(fields, kind, element_bytes, key[1])
-        layers.append(made[key])
-    return tuple(layers)
+    made = {kind: _layer(fields, kind, element_bytes) for kind in dict.fromkeys(kinds)}
+    return tuple(made[kind] for kind in kinds)
 
 
-def _layer(fields: Fields, kind: Kind, element_bytes: int, heads_in_group: int | None) -> Layer:
+def _layer(fields: Fields, kind: Kind, element_bytes: int) -> Layer:
     if kind.form == "nothing":
         return ()
     if kind.form == "state":
         return (state_of(fields, element_bytes),)
-    attention: Cache = _latent(fields) if _is_latent(fields) else _attention(fields, kind, heads_in_group)
+    attention: Cache = _latent(fields) if _is_latent(fields) else _attention(fields, kind)
     return (attention, state_of(fields, element_bytes)) if kind.form == "both" else (attention,)
 
 
@@ -173,7 +165,7 @@ def _latent(fields: Fields) -> Latent:
     return Latent(fields.needed("kv_lora_rank"), rope, index + -(-index // 128) * 4 if index else 0, plain)
 
 
-def _attention(fields: Fields, kind: Kind, heads_in_group: int | None) -> Attention:
+def _attention(fields: Fields, kind: Kind) -> Attention:
     family = fields.word("model_type") or ""
     query, heads, dim = _usual_heads(fields, family)
     value: int | None = None
@@ -188,8 +180,8 @@ def _attention(fields: Fields, kind: Kind, heads_in_group: int | None) -> Attent
     elif family.startswith("gemma4"):
         dim = fields.assumed(512, "global_head_dim", why="as the gemma4 family does")
         heads = (fields.whole("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None) or heads
-    if heads_in_group is not None:
-        heads = max(1, query // heads_in_group)
+    if kind.heads_in_group is not None:
+        heads = max(1, query // kind.heads_in_group)
     return Attention(heads, dim, value or dim, kind.window, kind.chunk)
 
 

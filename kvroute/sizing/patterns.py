@@ -25,6 +25,7 @@ class Kind(Struct, frozen=True):
     form: Literal["attention", "state", "both", "nothing"] = "attention"
     window: int | None = None
     chunk: int | None = None
+    heads_in_group: int | None = None  # query heads a KV head, where it differs from layer to layer
 
 
 FULL, STATE, BOTH, NOTHING = Kind(), Kind("state"), Kind("both"), Kind("nothing")
@@ -189,13 +190,16 @@ def _by_blocks(fields: Fields, layers: int) -> list[Kind] | None:
     blocks = fields.items("block_configs")
     if not blocks:
         return None
-    kinds = []
-    for block in _exactly(fields, "block_configs", blocks, layers):
-        attention = block.get("attention") if isinstance(block, dict) else None
-        if not isinstance(attention, dict):
-            raise fields.wrong("block_configs", "must hold an object with `attention` for every layer")
-        kinds.append(NOTHING if attention.get("no_op") or attention.get("replace_with_linear") else FULL)
-    return kinds
+    return [_kind_of_block(fields, block) for block in _exactly(fields, "block_configs", blocks, layers)]
+
+
+def _kind_of_block(fields: Fields, block: object) -> Kind:
+    attention = Fields(block, "block_configs.", fields.notes).inner("attention") if isinstance(block, dict) else None
+    if attention is None:
+        raise fields.wrong("block_configs", "must hold an object with `attention` for every layer")
+    if attention.flag("no_op") or attention.flag("replace_with_linear"):
+        return NOTHING
+    return Kind(heads_in_group=attention.whole("n_heads_in_group"))
 
 
 def _by_window(fields: Fields, layers: int) -> list[Kind]:

@@ -206,6 +206,7 @@ PRESETS: dict[str, Preset] = {
         {
             **_dense("qwen3_5_moe_text", 60, 4096, (32, 2), 1024, 248_320, 262_144),
             **_delta_net(64),
+            "mamba_ssm_dtype": "float32",
             **_moe(1024, 512, 10, shared_expert_intermediate_size=1024),
         },
     ),
