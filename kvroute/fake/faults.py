@@ -1,6 +1,6 @@
 """Faults on command: what a broken replica looks like from outside.
 
-`POST /_fault {"kind": ..., "count": N, "after_tokens": K, "factor": F}`, where the replica was started with faults:
+`POST /_fault {"kind": ..., "count": N, "after_writes": W, "factor": F}`, where the replica was started with faults:
 
   crash          the process dies at once, without a word
   hang           the engine stops: requests are taken and never answered, streams fall silent, /health stays green
@@ -12,8 +12,9 @@
   cut_stream     the connection is cut
   none           ends all of them
 
-The last five of them strike the next `count` requests for text (default: every one), those of streams after
-`after_tokens` tokens (default 1); a request that is not streamed gets 500, silence or a cut instead of its answer.
+The last five strike the next `count` requests for text (default: every one). A stream breaks after `after_writes`
+writes (default 1); the first write holds the role and the first token. A request that is not streamed gets 500, silence
+or a cut instead of its answer.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Kind
     count: int | None = None  # requests to strike; None = all from now on
-    after_tokens: int = 1  # tokens that a struck stream still delivers
+    after_writes: int = 1  # writes that a struck stream still makes
     factor: float = 10.0  # of `slow`
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise ValueError("count must be at least 1")
+        if self.after_writes < 0:
+            raise ValueError("after_writes must be at least 0")
         if not self.factor > 0:
             raise ValueError("factor must be greater than 0")
 
@@ -116,10 +119,10 @@ async def strike(fault: Fault) -> None:
 
 
 async def spoil(batches: AsyncIterator[list[T]], fault: Fault | None) -> AsyncIterator[list[T]]:
-    """Pass on what a stream delivers, and break it after as many batches as the fault leaves it."""
+    """Pass on what a stream writes, and break it after as many writes as the fault leaves it."""
     passed = 0
     async for batch in batches:
-        if fault is not None and passed >= fault.after_tokens:
+        if fault is not None and passed >= fault.after_writes:
             await strike(fault)
         yield batch
         passed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -44,10 +45,17 @@ class Ask(Struct, frozen=True, kw_only=True):
         return sum(map(len, self.prompts)) // TOKEN_BYTES
 
 
-def invalid(kind: str, loc: str, message: str, shown: str, param: str | None = None) -> BadRequest:
+def invalid(kind: str, loc: str, message: str, value: Any, **context: str) -> BadRequest:
     """Make the error of a body that does not have the right shape."""
-    detail = f"{{'type': '{kind}', 'loc': '{loc}', 'msg': '{message}', 'input': '{shown}'}}"
-    return BadRequest(f"1 validation error:\n  {detail}", param=param or loc, kind="Bad Request")
+    return BadRequest(
+        f"1 validation error:\n  {_detail(kind, loc, message, value, **context)}", param=loc, kind="Bad Request"
+    )
+
+
+def _detail(kind: str, loc: str, message: str, value: Any, **context: str) -> dict[str, Any]:
+    shown = f"<{type(value).__name__} of {len(value)} items>" if isinstance(value, dict | list) else str(value)
+    detail: dict[str, Any] = {"type": kind, "loc": loc, "msg": message, "input": shown}
+    return detail | {"ctx": context} if context else detail
 
 
 def refused(message: str, parameter: str, value: Any = None) -> BadRequest:
@@ -62,15 +70,23 @@ def body_of(content_type: str, raw: bytes) -> dict[str, Any]:
         message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
         raise BadRequest(message, kind="Bad Request")
     if not raw:
-        raise invalid("missing", "body", "Field required", "None")
+        raise invalid("missing", "body", "Field required", None)
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as problem:
-        raise invalid("json_invalid", f"body.{problem.pos}", f"JSON decode error: {problem.msg}", "<dict>") from None
+        body = _decoded(raw)
+    except json.JSONDecodeError as problem:
+        raise invalid("json_invalid", f"body.{problem.pos}", "JSON decode error", {}, error=problem.msg) from None
     if not isinstance(body, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body", message, f"<{type(body).__name__}>")
+        raise invalid("model_attributes_type", "body", message, body)
     return body
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # Python's own decoder is what vLLM uses: it takes NaN and lone surrogates, and words errors differently
+        return json.loads(raw.decode("utf-8", "replace"))
 
 
 def check_model(body: dict[str, Any], model: Model) -> None:
@@ -87,7 +103,9 @@ def check_model(body: dict[str, Any], model: Model) -> None:
 
 def chat(body: dict[str, Any], model: Model) -> Ask:
     """Read a chat completion request."""
-    tokens = [chat_tokens(body, model)]
+    messages = _messages(body)
+    check_model(body, model)
+    tokens = [_rendered(body, messages)]
     bound = _integer(body, "max_completion_tokens")
     bound = _integer(body, "max_tokens") if bound is None else bound
     return _ask(body, model, tokens, is_chat=True, max_tokens=bound)
@@ -101,14 +119,16 @@ def completion(body: dict[str, Any], model: Model) -> Ask:
     return _ask(body, model, _prompts(body), is_chat=False, max_tokens=bound)
 
 
-def chat_tokens(body: dict[str, Any], model: Model) -> TokenBytes:
-    """Render and tokenise the conversation of a chat or tokenise request."""
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if messages is None:
-        raise invalid("missing", "body.messages", "Field required", f"<dict of {len(body)} items>")
+        raise invalid("missing", "body.messages", "Field required", body)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise invalid("list_type", "body.messages", "Input should be a valid list of messages", "<messages>")
-    check_model(body, model)
+        raise invalid("list_type", "body.messages", "Input should be a valid list of messages", messages)
+    return messages
+
+
+def _rendered(body: dict[str, Any], messages: list[dict[str, Any]]) -> TokenBytes:
     if not messages:
         raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
     return text.encode(
@@ -122,21 +142,21 @@ def chat_tokens(body: dict[str, Any], model: Model) -> TokenBytes:
     )
 
 
-def tokens_to_show(body: dict[str, Any], model: Model) -> TokenBytes:
+def tokens_to_show(body: dict[str, Any]) -> TokenBytes:
     """Tokenise what a tokenise request holds: a conversation or a text."""
     if "messages" in body:
-        return chat_tokens(body, model)
+        return _rendered(body, _messages(body))
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return text.encode(prompt)
-    missing = (f"{{'type': 'missing', 'loc': 'body.{name}', 'msg': 'Field required'}}" for name in _SOURCES)
-    raise BadRequest("2 validation errors:\n  " + "\n  ".join(missing), param="body.prompt", kind="Bad Request")
+    missing = [f"\n  {_detail('missing', f'body.{name}', 'Field required', body)}" for name in _SOURCES]
+    raise BadRequest("2 validation errors:" + "".join(missing), param="body.prompt", kind="Bad Request")
 
 
 def token_ids(values: Any, name: str) -> TokenBytes:
     """Pack a JSON list of token ids."""
     if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise invalid("list_type", f"body.{name}", "Input should be a valid list of integers", "<list>")
+        raise invalid("list_type", f"body.{name}", "Input should be a valid list of integers", values)
     outside = next((value for value in values if not 0 <= value < text.VOCABULARY), None)
     if outside is not None:
         raise BadRequest(f"Token id {outside} is out of vocabulary")
@@ -146,7 +166,7 @@ def token_ids(values: Any, name: str) -> TokenBytes:
 def _prompts(body: dict[str, Any]) -> list[TokenBytes]:
     prompt = body.get("prompt")
     if prompt is None:
-        raise invalid("missing", "body.prompt", "Field required", f"<dict of {len(body)} items>")
+        raise invalid("missing", "body.prompt", "Field required", body)
     several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
     return [_one_prompt(item) for item in (prompt if several else [prompt])]
 
@@ -225,5 +245,5 @@ def _salt(body: dict[str, Any]) -> str | None:
 def _integer(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is not None and type(value) is not int:
-        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", f"<{type(value).__name__}>")
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     return value

@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import msgspec
-import orjson
 from aiohttp import web
 
-from kvroute.errors import BadRequest, KvrouteError
-from kvroute.fake import openai, requests, text
-from kvroute.fake.answers import Performance, Studio
+from kvroute.errors import ConfigError, KvrouteError
+from kvroute.fake import openai
 from kvroute.fake.driver import Driver
-from kvroute.fake.faults import ConnectionCut, EngineDied, Fault, Faults, Kind, spoil, strike
-from kvroute.fake.metrics import ReplicaMetrics
+from kvroute.fake.handlers import Replica, json_response
+from kvroute.fake.requests import Model
 from kvroute.kv.pool import BlockPool
 from kvroute.sim.engine import StepTime
 from kvroute.sim.replica import SimReplica
 
-VERSION = "0.32.0"  # of the vLLM whose answers this server's are modelled on
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 KEEP_ALIVE_S = 5.0  # vLLM closes idle connections after this
 SHUTDOWN_S = 5.0  # that streams have for their last event after SIGTERM
@@ -38,210 +33,18 @@ DEFAULT_MODEL_LEN = 32_768
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Replica:
-    """The handlers and what they share."""
-
-    def __init__(self, driver: Driver, model: requests.Model, seed: int) -> None:
-        self.driver = driver
-        self.model = model
-        self.faults = Faults(driver)
-        self.metrics = ReplicaMetrics(driver.replica, model.name)
-        self._studio = Studio(driver, model, seed)
-        self._created = int(time.time())
-
-    def routes(self, *, with_faults: bool) -> list[web.RouteDef]:
-        """List what is served."""
-        found = [
-            web.get("/health", self.health),
-            web.get("/ping", self.health),
-            web.post("/ping", self.health),
-            web.get("/version", self.version),
-            web.get("/metrics", self.exposition),
-            web.get("/v1/models", self.models),
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.completion),
-            web.post("/tokenize", self.tokenize),
-            web.post("/detokenize", self.detokenize),
-            web.post("/reset_prefix_cache", self.reset_prefix_cache),
-            web.get("/_state", self.state),
-        ]
-        return [*found, web.post("/_fault", self.fault)] if with_faults else found
-
-    async def health(self, _request: web.Request) -> web.Response:
-        """Say that the server is there, whatever its engine does."""
-        return web.Response()
-
-    async def version(self, _request: web.Request) -> web.Response:
-        """Name the vLLM whose surface this is."""
-        return _json({"version": VERSION})
-
-    async def exposition(self, _request: web.Request) -> web.Response:
-        """Write the metrics."""
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": content_type})
-
-    async def models(self, _request: web.Request) -> web.Response:
-        """List the one model."""
-        return _json(openai.models(self.model.name, self.model.max_model_len, self._created))
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer a conversation."""
-        body = requests.body_of(request.content_type, await request.read())
-        return await self._answer(request, requests.chat(body, self.model))
-
-    async def completion(self, request: web.Request) -> web.StreamResponse:
-        """Continue one or several texts."""
-        body = requests.body_of(request.content_type, await request.read())
-        return await self._answer(request, requests.completion(body, self.model))
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Tokenise a text, or a conversation exactly as `chat` does."""
-        body = requests.body_of(request.content_type, await request.read())
-        requests.check_model(body, self.model)
-        ids = text.ids_of(requests.tokens_to_show(body, self.model))
-        strings = [text.piece_of(token) for token in ids] if body.get("return_token_strs") else None
-        shown = {"count": len(ids), "max_model_len": self.model.max_model_len, "tokens": list(ids)}
-        return _json(shown | {"token_strs": strings})
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """Give the text of token ids."""
-        body = requests.body_of(request.content_type, await request.read())
-        requests.check_model(body, self.model)
-        return _json({"prompt": text.decode(requests.token_ids(body.get("tokens"), "tokens"))})
-
-    async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        """Empty the cache, unless requests are using it."""
-        return _json({"success": self.driver.replica.pool.reset()})
-
-    async def state(self, _request: web.Request) -> web.Response:
-        """Say what the engine is doing, for tests."""
-        replica, counters = self.driver.replica, self.driver.replica.counters
-        return _json(
-            {
-                "running": len(replica.running),
-                "waiting": len(replica.waiting),
-                "aborted": counters.aborted,
-                "finished": counters.finished,
-                "used_blocks": replica.pool.usable_blocks - replica.pool.free_blocks,
-            }
-        )
-
-    async def fault(self, request: web.Request) -> web.Response:
-        """Take an order to break."""
-        try:
-            order = msgspec.json.decode(await request.read(), type=Fault)
-        except msgspec.DecodeError as problem:
-            kinds = ", ".join(kind.value for kind in Kind)
-            raise BadRequest(f"not a fault: {problem}. Kinds: {kinds}") from None
-        self.faults.order(order)
-        return _json({"kind": order.kind.value})
-
-    async def _answer(self, request: web.Request, ask: requests.Ask) -> web.StreamResponse:
-        fault = self.faults.take()
-        if fault is not None and fault.kind is Kind.ERROR_BEFORE:
-            raise EngineDied
-        performance = self._studio.begin(ask)
-        try:
-            if fault is not None and fault.kind is Kind.ABORT_EMPTY:
-                self.driver.give_up(performance.job)
-            reply = self._reply(request, ask)
-            if ask.is_stream:
-                return await self._stream(request, reply, performance, fault)
-            return await self._whole(request, reply, performance, fault)
-        finally:
-            self.driver.abort(performance.job)
-
-    def _reply(self, request: web.Request, ask: requests.Ask) -> openai.Reply:
-        name = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
-        prefix = "chatcmpl" if ask.is_chat else "cmpl"
-        return openai.Reply(f"{prefix}-{name}", int(time.time()), self.model.name, ask.is_chat)
-
-    async def _whole(
-        self, request: web.Request, reply: openai.Reply, performance: Performance, fault: Fault | None
-    ) -> web.Response:
-        async for _ in performance.deltas():
-            pass
-        if fault is not None:
-            try:
-                await strike(fault)
-            except ConnectionCut:
-                _cut(request)
-        choices = performance.whole()
-        self._count(choices)
-        return _json(openai.whole(reply, choices, performance.count()))
-
-    async def _stream(
-        self, request: web.Request, reply: openai.Reply, performance: Performance, fault: Fault | None
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        await response.write(b"")  # the headers go out before the first token is there
-        try:
-            async for events in spoil(self._events(reply, performance), fault):
-                await response.write(b"".join(events))
-        except EngineDied as failure:
-            await response.write(openai.event(openai.error(failure)))
-        except ConnectionCut:
-            _cut(request)
-            return response
-        await response.write(openai.DONE)
-        await response.write_eof()
-        return response
-
-    async def _events(self, reply: openai.Reply, performance: Performance) -> AsyncIterator[list[bytes]]:
-        """Yield the events of a stream, batch by batch, without its end mark."""
-        ask = performance.ask
-        greeted = not ask.is_chat
-        async for choices in performance.deltas():
-            self._count(choices)
-            bodies = [] if greeted else _greetings(reply, performance)
-            greeted = True
-            for choice in choices:
-                is_signed = choice.finish_reason is not None and not ask.include_usage
-                running = performance.running_count(choice.index)
-                bodies.append(openai.delta_chunk(reply, choice, running, is_signed=is_signed))
-            yield [openai.event(body) for body in bodies]
-        if ask.include_usage:
-            yield [openai.event(openai.usage_chunk(reply, performance.count()))]
-
-    def _count(self, choices: list[openai.Choice]) -> None:
-        for choice in choices:
-            if choice.finish_reason is not None:
-                self.metrics.ended(choice.finish_reason)
-
-
-def _greetings(reply: openai.Reply, performance: Performance) -> list[dict[str, object]]:
-    """Write the chunk with the role for each choice of a chat, all before the first text."""
-    bodies = []
-    for index in range(len(performance.job.sequences)):
-        running = performance.running_count(index)
-        start = None if running is None else msgspec.structs.replace(running, completion_tokens=0)
-        bodies.append(openai.role_chunk(reply, index, performance.prompt_ids(index), start))
-    return bodies
-
-
-def _cut(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
-
-
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Write failures as vLLM does: OpenAI's shape for its own, FastAPI's for routes and methods."""
     try:
         return await handler(request)
     except KvrouteError as failure:
-        return _json(openai.error(failure), failure.status)
-    except web.HTTPMethodNotAllowed as failure:
-        response = _json({"detail": "Method Not Allowed"}, failure.status)
-        response.headers["Allow"] = ", ".join(sorted(failure.allowed_methods))
+        return json_response(openai.error(failure), failure.status)
+    except web.HTTPException as failure:
+        response = json_response({"detail": failure.reason}, failure.status)
+        if isinstance(failure, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = ", ".join(sorted(failure.allowed_methods))
         return response
-    except web.HTTPNotFound as failure:
-        return _json({"detail": "Not Found"}, failure.status)
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
@@ -263,13 +66,13 @@ def build_replica(
     `speed` divides the time of every step. `seed` changes what it says. `max_model_len` is the context length, by
     default what fits in the cache, at most 32,768. `faults` opens POST /_fault.
     """
+    _check(kv_tokens, block_size, speed)
     pool = BlockPool(kv_tokens // block_size, block_size)
-    usable_tokens = pool.usable_blocks * block_size
-    context = min(DEFAULT_MODEL_LEN, usable_tokens) if max_model_len is None else max_model_len
+    context = min(DEFAULT_MODEL_LEN, pool.usable_blocks * block_size) if max_model_len is None else max_model_len
     if not 1 < context <= kv_tokens:
-        raise ValueError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
+        raise ConfigError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
     driver = Driver(SimReplica(pool, time=StepTime(speed=speed)))
-    replica = Replica(driver, requests.Model(model, context), seed)
+    replica = Replica(driver, Model(model, context), seed)
     app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors])
     app.add_routes(replica.routes(with_faults=faults))
     app.on_response_prepare.append(_name_request)
@@ -287,6 +90,15 @@ def build_replica(
     return app
 
 
+def _check(kv_tokens: int, block_size: int, speed: float) -> None:
+    if block_size < 1:
+        raise ConfigError(f"block_size must be at least 1, got {block_size}")
+    if kv_tokens < 2 * block_size:
+        raise ConfigError(f"kv_tokens must be at least two blocks ({2 * block_size} tokens), got {kv_tokens}")
+    if not speed > 0:
+        raise ConfigError(f"speed must be greater than 0, got {speed}")
+
+
 async def serve_replica(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> tuple[web.AppRunner, str]:
     """Serve a replica and return its runner, to be cleaned up by the caller, and its URL. Port 0 takes a free one."""
     runner = web.AppRunner(
@@ -299,7 +111,7 @@ async def serve_replica(app: web.Application, host: str = "127.0.0.1", port: int
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     address = runner.addresses[0]
-    return runner, f"http://{host}:{address[1]}"
+    return runner, f"http://[{host}]:{address[1]}" if ":" in host else f"http://{host}:{address[1]}"
 
 
 async def run_replica(

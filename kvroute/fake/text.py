@@ -16,6 +16,7 @@ so an answer that was fed back in a conversation gives the ids that were generat
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-import orjson
 from xxhash import xxh3_64_intdigest
 
 from kvroute.errors import BadRequest
@@ -113,6 +113,8 @@ def render(
 
 def _content(message: dict[str, Any]) -> str:
     content = message.get("content")
+    if content is not None and not isinstance(content, str | list):
+        raise BadRequest(f"content must be a string or a list of parts, got {type(content).__name__}", param="messages")
     text = content if isinstance(content, str) else "\n".join(map(_part, content or ()))
     calls = message.get("tool_calls")
     return f"{text}\n{_json(calls)}" if calls else text
@@ -124,11 +126,11 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise BadRequest(f"This model does not support content parts of type {kind!r}: it reads text only.")
+    raise BadRequest(f"This model reads text only, not content parts of type {kind!r}", param="messages")
 
 
 def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def answer(prompt: TokenBytes, *, seed: int, index: int, max_tokens: int, min_tokens: int, endless: bool) -> TokenBytes:
