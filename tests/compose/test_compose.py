@@ -32,7 +32,7 @@ def report(admin: str) -> dict[str, Any]:
 
 
 def test_both_routers_report_one_hit_rate(tmp_path):
-    """Locust traffic through both routers is answered without a failure, and both tell the same hit rate of the whole."""
+    """Locust traffic through both routers is answered without a failure, and both tell one hit rate, of the whole."""
     with Composed(tmp_path) as composed:
         loads = [
             subprocess.Popen(

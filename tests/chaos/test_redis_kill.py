@@ -1,0 +1,72 @@
+"""The store dies under load and comes back empty."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+import redis
+
+from tests.admin import metric
+from tests.chaos.clients import Seen, chat, stream
+from tests.processes import Router, SimulatedReplica, Valkey
+
+WORKERS = 6
+BACK_S = 2.0  # the index is used again by then
+REPLICA = ("--kv-tokens", "100000", "--speed", "20")
+
+
+async def keep_asking(session: aiohttp.ClientSession, worker: int, stop: asyncio.Event, answers: list[Seen]) -> None:
+    """Ask again and again, with prompts that share a prefix, until told to stop."""
+    number = 0
+    while not stop.is_set():
+        number += 1
+        prompt = f"worker {worker} " + "shared words " * 200 + f" question {number}"
+        answers.append(await stream(session, chat(prompt, max_tokens=8), Seen()))
+
+
+async def load(url: str, act: Callable[[], list[float]]) -> tuple[list[Seen], list[float]]:
+    """Keep workers asking while `act` plays out; return all answers and what `act` saw."""
+    answers: list[Seen] = []
+    stop = asyncio.Event()
+    async with (
+        aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30)) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        for worker in range(WORKERS):
+            group.create_task(keep_asking(session, worker, stop, answers))
+        noted = await asyncio.to_thread(act)
+        stop.set()
+    return answers, noted
+
+
+def test_a_store_that_dies_fails_no_request(tmp_path):
+    """No request fails, local answers are counted meanwhile, and the index is used again within 2 s of its return."""
+    with (
+        Valkey(tmp_path / "valkey.log") as valkey,
+        SimulatedReplica(*REPLICA, log=tmp_path / "r0.log") as one,
+        SimulatedReplica(*REPLICA, log=tmp_path / "r1.log") as two,
+        Router("--redis", valkey.url, one.url, two.url, log=tmp_path / "router.log") as router,
+    ):
+
+        def local() -> float:
+            return metric(router.admin, "kvroute_index_local_answers_total")
+
+        def act() -> list[float]:
+            noted = []
+            for step in (lambda: None, valkey.kill, valkey.start):
+                time.sleep(1.5)
+                noted.append(local())
+                step()
+            time.sleep(BACK_S)
+            noted.append(local())
+            time.sleep(1.0)
+            return [*noted, local()]
+
+        answers, (_, before, after, back, end) = asyncio.run(load(router.url, act))
+        with redis.Redis.from_url(valkey.url) as store:
+            keys = store.dbsize()
+    assert [one for one in answers if not one.is_done] == []
+    assert (after > before, end - back, keys > 0) == (True, 0, True)
