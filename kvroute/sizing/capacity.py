@@ -46,12 +46,15 @@ class Parallel(Struct, frozen=True):
         return self.tp * self.pp * self.dp
 
 
+ONE_GPU = Parallel()
+
+
 class Budget(Struct, frozen=True, kw_only=True):
     """The memory of the GPUs and what is taken before the cache gets any."""
 
     gpu_bytes: int  # of one GPU
     weights_bytes: int  # of one whole copy, spread over tp x pp GPUs
-    parallel: Parallel = Parallel()
+    parallel: Parallel = ONE_GPU
     utilisation: float = 0.9  # share of the GPU that the engine may take (vLLM: --gpu-memory-utilization)
     working_bytes: int = 0  # activations, CUDA graphs and the like, on each GPU
 

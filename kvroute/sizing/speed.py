@@ -1,0 +1,181 @@
+"""How fast it can be: floors that follow from bytes over bandwidth and operations over compute.
+
+    decode    every step reads the weights once and the cache of every running conversation: time >= bytes / bandwidth
+    prefill   2 operations a parameter and token, and a quadratic term for attention: time >= operations / FLOP/s
+    copy      a cached prefix back from a lower tier: latency + bytes / bandwidth of the tier
+
+Real engines are slower than these floors: kernels reach 60 to 80 % of bandwidth, prefill 40 to 60 % of peak compute;
+launches and communication between GPUs are not counted. `efficiency` scales a floor to what was measured. Times are in
+seconds.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kvroute.errors import ConfigError
+from kvroute.sizing.capacity import ONE_GPU, Parallel, kv_bytes, kv_bytes_per_gpu
+from kvroute.sizing.hardware import GB, Hardware
+from kvroute.sizing.layers import Attention, Cache, Latent
+from kvroute.sizing.model import Model
+from kvroute.sizing.weights import Weights
+
+PREFILL_EFFICIENCY = 0.5  # of peak compute: what to expect before anything was measured
+DECODE_EFFICIENCY = 0.7  # of memory bandwidth
+
+
+class Tier(Struct, frozen=True):
+    """A place where cached blocks can wait."""
+
+    name: str
+    bytes_s: int
+    latency_s: float = 0.0
+
+
+def tiers(hardware: Hardware) -> tuple[Tier, ...]:
+    """Typical lower tiers: CPU memory over this GPU's PCIe, a PCIe 4 NVMe disk, a 100 Gbit/s network."""
+    return (
+        Tier("cpu", hardware.host_bytes_s),
+        Tier("disk", 7 * GB, 0.0002),
+        Tier("network", 12_500_000_000, 0.0005),
+    )
+
+
+class Seeds(Struct, frozen=True):
+    """Rates to start from before any were learnt: what a router or a simulator needs of a replica.
+
+    A decode step of a batch takes `step_s` plus `step_s_per_token` for each token of history that the batch holds.
+    """
+
+    prefill_tokens_s: float
+    step_s: float
+    step_s_per_token: float
+
+
+def _known(model: Model) -> Weights:
+    if model.weights is None:
+        raise ConfigError("the weights' size is not known: give it with --weights")
+    return model.weights
+
+
+def _positive(value: float, what: str, flag: str) -> float:
+    if value <= 0:
+        raise ConfigError(f"the hardware's {what} is not stated: give {flag}")
+    return value
+
+
+def decode_step_s(
+    model: Model,
+    hardware: Hardware,
+    *,
+    batch: int,
+    tokens: int,
+    parallel: Parallel = ONE_GPU,
+    element_bytes: int | None = None,
+    efficiency: float = 1.0,
+) -> float:
+    """Least time of one decode step of `batch` conversations with `tokens` of history each.
+
+    Raises:
+        ConfigError: the size of the weights or the bandwidth is not known.
+    """
+    one_engine = Parallel(tp=parallel.tp, dcp=parallel.dcp)  # pipeline stages follow each other within a step
+    history = batch * kv_bytes_per_gpu(model, tokens, one_engine, element_bytes)
+    bandwidth = _positive(hardware.bandwidth_bytes_s, "bandwidth", "--gpu-bandwidth") * efficiency
+    return (_known(model).read_bytes(batch) / parallel.tp + history) / bandwidth
+
+
+def prefill_operations(model: Model, tokens: int, cached_tokens: int = 0) -> tuple[float, float]:
+    """Operations to prefill `tokens` after `cached_tokens`: those of the weights, and those of attention.
+
+    Attention of a token at position p costs 2 x query heads x (key + value numbers) x p; a window bounds p.
+    """
+    linear = 2.0 * _known(model).active_parameters * tokens
+    return linear, sum(_attention(model, cache, tokens, cached_tokens) for cache in model.caches)
+
+
+def _attention(model: Model, cache: Cache, tokens: int, cached: int) -> float:
+    if isinstance(cache, Latent):
+        numbers = cache.plain.key_dim + cache.plain.value_dim if cache.plain else 2 * cache.rank + cache.rope_dim
+    elif isinstance(cache, Attention):
+        numbers = cache.key_dim + cache.value_dim
+    else:
+        return 0.0  # a recurrence's own operations are part of the linear term's rounding
+    end = cached + tokens
+    return 2.0 * model.query_heads * numbers * (_positions(cache, end) - _positions(cache, cached))
+
+
+def _positions(cache: Attention | Latent, tokens: int) -> float:
+    """Sum over the first `tokens` positions of how many tokens each attends to."""
+    kept = cache.tokens_kept(tokens)
+    return kept * (kept + 1) / 2 + (tokens - kept) * kept
+
+
+def prefill_s(
+    model: Model,
+    hardware: Hardware,
+    tokens: int,
+    *,
+    cached_tokens: int = 0,
+    parallel: Parallel = ONE_GPU,
+    eight_bit: bool = False,
+    quadratic: bool = True,
+    efficiency: float = 1.0,
+) -> float:
+    """Least time to prefill `tokens` after `cached_tokens`. `quadratic=False` leaves attention's own term out.
+
+    Raises:
+        ConfigError: the size of the weights or the compute is not known.
+    """
+    linear, attention = prefill_operations(model, tokens, cached_tokens)
+    flops = (hardware.flops_8bit if eight_bit else None) or hardware.flops
+    peak = _positive(flops, "compute", "--gpu-tflops") * parallel.tp * parallel.pp * efficiency
+    return (linear + (attention if quadratic else 0.0)) / peak
+
+
+def copy_s(model: Model, tokens: int, tier: Tier, element_bytes: int | None = None) -> float:
+    """Least time to bring the cache of `tokens` back from a lower tier."""
+    return tier.latency_s + kv_bytes(model, tokens, element_bytes) / tier.bytes_s
+
+
+def copy_pays_from_tokens(
+    model: Model, hardware: Hardware, tier: Tier, element_bytes: int | None = None, *, efficiency: float = 1.0
+) -> int | None:
+    """Length from which a copy beats computing the prefix again; None where computing stays faster up to 10 M tokens.
+
+    Found by bisection between floors. It assumes that the advantage of copying grows with length, as it does: computing
+    has a quadratic term, copying is at most linear.
+    """
+
+    def pays(tokens: int) -> bool:
+        again = prefill_s(model, hardware, tokens, efficiency=efficiency)
+        return copy_s(model, tokens, tier, element_bytes) < again
+
+    low, high = 0, 10_000_000
+    if not pays(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def seeds(
+    model: Model,
+    hardware: Hardware,
+    *,
+    parallel: Parallel = ONE_GPU,
+    element_bytes: int | None = None,
+    typical_tokens: int = 8_000,
+) -> Seeds:
+    """Rates to start from, at the usual share of the floors."""
+
+    def step(tokens: int) -> float:
+        return (
+            decode_step_s(model, hardware, batch=1, tokens=tokens, parallel=parallel, element_bytes=element_bytes)
+            / DECODE_EFFICIENCY
+        )
+
+    empty = step(0)
+    prefill = prefill_s(model, hardware, typical_tokens, parallel=parallel, efficiency=PREFILL_EFFICIENCY)
+    return Seeds(typical_tokens / prefill, empty, (step(typical_tokens) - empty) / typical_tokens)
