@@ -30,6 +30,7 @@ log = logging.getLogger("kvroute.feeds")
 CARDS_EVERY_S = 30.0
 BLOCK_SIZE_UNKNOWN = 16  # vLLM's default, until a replica says otherwise
 CAPACITY_UNKNOWN_TOKENS = 1 << 18  # a guess that bounds the index for replicas that do not tell
+FORGIVE_AFTER_S = 10.0  # a hung engine answers /health: probes alone must not bring it back after failed requests
 ASK_TIMEOUT_S = 2.0  # the replica's /tokenize, where it is the tokenizer
 
 
@@ -193,6 +194,7 @@ class Watcher:
         self._cards: tuple[ModelCard, ...] = ()
         self._cards_due = 0.0
         self._scrape_due = 0.0
+        self._forgive_due = 0.0
         self._started_s: float | None = None
         self._trouble = ""
 
@@ -219,18 +221,27 @@ class Watcher:
         ok = await self.client.healthy()
         if not ok and not self.known:
             raise ReplicaBroke(f"{self.url} is not healthy yet", replica=self.url)
-        now = time.monotonic()
-        if ok and (now >= self._scrape_due or not self.known):
-            self._scrape_due = now + self._settings.metrics_interval_s
-            await self._learn(now)
-        if self._health.observe(ok):
+        changed = self._health.observe(ok)
+        if changed:
             self._feeds.stats.health_changes += 1
             log.info("%s is %s", self.url, "healthy" if ok else "unhealthy")
-        if ok:
-            # Also without a change: requests that failed may have marked it since, and this probe says that it is back.
+        now = time.monotonic()
+        restarted = False
+        if ok and (now >= self._scrape_due or not self.known):
+            self._scrape_due = now + self._settings.metrics_interval_s
+            restarted = await self._learn(now)
+        if changed or restarted:
+            self._mark(self._health.is_healthy)
+        else:
+            self._forgive(now)
+
+    def _forgive(self, now: float) -> None:
+        """Try a replica again that answers probes but failed requests: after a while, not with every probe."""
+        failing = self._health.is_healthy and any(self._fleet.is_failing(id) for id in self.known)
+        if not failing:
+            self._forgive_due = now + FORGIVE_AFTER_S
+        elif now >= self._forgive_due:
             self._mark(True)
-        elif not self._health.is_healthy:
-            self._mark(False)
 
     def _mark(self, healthy: bool) -> None:
         for id in self.known:
@@ -238,7 +249,8 @@ class Watcher:
         if healthy:
             self._feeds.changed.set()
 
-    async def _learn(self, now: float) -> None:
+    async def _learn(self, now: float) -> bool:
+        """Take in models and metrics; return whether the server was restarted since the last time."""
         page = await self.client.page(now)
         self._feeds.stats.scrapes += 1
         restarted = self._started_s is not None and page.started_s != self._started_s
@@ -253,6 +265,7 @@ class Watcher:
             self.known.clear()
         self._started_s = page.started_s
         await self._sync(page, now)
+        return restarted
 
     async def _sync(self, page: Page, now: float) -> None:
         found = replicas_behind(self.url, self._cards, page)

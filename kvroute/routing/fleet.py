@@ -17,7 +17,7 @@ from kvroute.errors import ConfigError
 from kvroute.routing.cost import Work
 from kvroute.routing.demand import Demand, Promise
 from kvroute.routing.lease import Lease, Placement
-from kvroute.routing.member import NOTHING, Member
+from kvroute.routing.member import FAILURES_MAX, NOTHING, Member
 from kvroute.routing.outputs import OutputEstimates
 from kvroute.routing.rates import SEED, RateBook, Rates
 from kvroute.routing.replica import Load, Replica, ReplicaId
@@ -94,6 +94,11 @@ class Fleet:
             member.is_healthy = healthy
             if healthy:
                 member.failures = 0
+
+    def is_failing(self, id: ReplicaId) -> bool:
+        """Return whether requests fail there one after the other, whatever health checks say."""
+        member = self._members.get(id)
+        return member is not None and member.failures >= FAILURES_MAX
 
     def set_draining(self, id: ReplicaId, flag: bool) -> None:
         """Stop or resume placing on a replica; what runs there goes on."""

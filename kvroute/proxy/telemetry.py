@@ -1,0 +1,123 @@
+"""The counters of all parts in Prometheus' form. Parts count in plain integers; this reads them when somebody scrapes.
+
+That keeps counting off the way of a request: a labelled counter of the official client costs microseconds a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvroute.adapters.tokens import PromptReader
+from kvroute.proxy.feeds import FeedStats
+from kvroute.proxy.stats import HandlerStats, Histogram
+from kvroute.routing.fleet import Fleet, ReplicaState
+
+HANDLER_COUNTERS = {
+    "retries": "Attempts at another replica after one failed before the first byte",
+    "refused_reservations": "Places that another router took first",
+    "lookups": "Index lookups",
+    "unread_prompts": "Requests placed by load alone, because their prompt was not understood",
+    "unexpected_errors": "Requests that failed by a mistake of the router itself",
+    "answers_learnt": "Answers whose generated blocks went into the index",
+    "answers_not_learnt": "Answers whose generated blocks could not be known from outside",
+}
+REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaState], float]]] = {
+    "healthy": ("1 while health checks pass", lambda state: state.is_healthy),
+    "available": ("1 while new requests may go there", lambda state: state.is_available),
+    "draining": ("1 while it is drained", lambda state: state.is_draining),
+    "requests_in_flight": ("Requests of this router there", lambda state: state.promised.requests),
+    "promised_prefill_tokens": ("Prompt tokens promised by all routers and not begun",
+                                lambda state: state.promised.prefill_tokens + state.others.prefill_tokens),
+    "promised_kv_tokens": ("KV tokens promised by all routers",
+                           lambda state: state.promised.kv_tokens + state.others.kv_tokens),
+    "kv_used_fraction": ("KV cache in use by running requests, as last reported",
+                         lambda state: state.load.kv_used_fraction),
+    "prefill_tokens_per_second": ("Prefill rate as learnt", lambda state: 1 / state.rates.token_s),
+    "step_seconds": ("Decode step of an empty batch as learnt", lambda state: state.rates.step_s),
+}  # fmt: skip
+READER_COUNTERS = {
+    "cache_hits": "Prompts whose start was tokenised before",
+    "cache_misses": "Prompts that were wholly new",
+    "ask_failures": "Prompts about which no replica gave a usable answer",
+    "approximated": "Prompts hashed as chunks of text",
+}
+
+
+class Telemetry(Collector):
+    """Reads every part once a scrape."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        handler: HandlerStats,
+        feeds: FeedStats,
+        readers: Mapping[str, PromptReader],
+        index: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._fleet = fleet
+        self._handler = handler
+        self._feeds = feeds
+        self._readers = readers
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every metric."""
+        yield from self._of_handler()
+        yield from self._of_replicas()
+        yield from self._of_readers()
+        yield from _counters("feeds", self._feeds, "Watching replicas")
+        for name, value in self._index().items():
+            yield CounterMetricFamily(f"kvroute_index_{name}", f"Index: {name.replace('_', ' ')}", value)
+
+    def _of_handler(self) -> Iterable[Metric]:
+        stats = self._handler
+        requests = CounterMetricFamily("kvroute_requests", "Requests by outcome", labels=["outcome", "status"])
+        for (outcome, status), count in sorted(stats.requests.items()):
+            requests.add_metric([outcome, str(status)], count)
+        yield requests
+        yield GaugeMetricFamily("kvroute_requests_active", "Requests under way", stats.active)
+        yield GaugeMetricFamily("kvroute_requests_held", "Of these, waiting for a replica", stats.held)
+        for name, text in HANDLER_COUNTERS.items():
+            yield CounterMetricFamily(f"kvroute_{name}", text, getattr(stats, name))
+        yield CounterMetricFamily(
+            "kvroute_index_local_answers",
+            "Lookups answered from this router's own placements, because the shared index was late or down",
+            stats.local_lookups,
+        )
+        yield _histogram("kvroute_ttft_seconds", "Time to the first byte of a stream", stats.ttft)
+        yield _histogram("kvroute_request_seconds", "Time to the end of an answer", stats.total)
+
+    def _of_replicas(self) -> Iterable[Metric]:
+        states = self._fleet.states()
+        for name, (text, read) in REPLICA_GAUGES.items():
+            gauge = GaugeMetricFamily(f"kvroute_replica_{name}", text, labels=["replica"])
+            for state in states:
+                gauge.add_metric([state.replica.id], float(read(state)))
+            yield gauge
+
+    def _of_readers(self) -> Iterable[Metric]:
+        mode = GaugeMetricFamily(
+            "kvroute_tokens_mode", "How prompts become tokens, and why", labels=["model", "mode", "why"]
+        )
+        for model, reader in self._readers.items():
+            mode.add_metric([model, reader.mode, reader.why], 1)
+        yield mode
+        for name, text in READER_COUNTERS.items():
+            counter = CounterMetricFamily(f"kvroute_tokens_{name}", text, labels=["model"])
+            for model, reader in self._readers.items():
+                counter.add_metric([model], getattr(reader, name))
+            yield counter
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=histogram.cumulative(), sum_value=histogram.sum_s)
+
+
+def _counters(prefix: str, stats: Struct, text: str) -> Iterable[Metric]:
+    for name in stats.__struct_fields__:
+        yield CounterMetricFamily(f"kvroute_{prefix}_{name}", f"{text}: {name.replace('_', ' ')}", getattr(stats, name))
