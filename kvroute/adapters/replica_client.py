@@ -91,7 +91,7 @@ class ReplicaClient:
         except TimeoutError:
             raise ReplicaTimedOut(f"{path} did not answer in {self._timeout.total} s", replica=self.url) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ReplicaUnreachable(f"{path}: {error or type(error).__name__}", replica=self.url) from None
+            raise ReplicaUnreachable(f"{path}: {str(error) or type(error).__name__}", replica=self.url) from None
 
 
 async def _bounded(content: aiohttp.StreamReader, bytes_max: int, what: str) -> bytes:
