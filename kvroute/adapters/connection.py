@@ -25,7 +25,7 @@ RawHeaders = list[tuple[bytes, bytes]]
 class Patience(Struct, frozen=True):
     """How long a silent replica is waited for."""
 
-    first_byte_s: float
+    first_byte_s: float  # of the answer's body
     idle_s: float  # between two chunks
 
 
@@ -39,6 +39,7 @@ class Answer:
         "_patience",
         "_replica",
         "_size",
+        "_spoke",
         "_timer",
         "_until_s",
         "_waiter",
@@ -60,8 +61,10 @@ class Answer:
         self._parts: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._until_s = connection.loop.time() + patience.first_byte_s
-        self._timer: asyncio.TimerHandle | None = connection.loop.call_at(self._until_s, self._look_at_the_clock)
+        self._spoke = False  # any byte of the body has arrived; servers send the head of a stream before its prefill
+        self._until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch_for(patience.first_byte_s)
 
     async def head(self) -> None:
         """Wait for status and headers.
@@ -89,7 +92,8 @@ class Answer:
                 raise self._error
             if self.complete:
                 return b""
-            self._until_s = self._connection.loop.time() + self._patience.idle_s
+            if self._spoke:
+                self._until_s = self._connection.loop.time() + self._patience.idle_s
             await self._wait()
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -120,7 +124,7 @@ class Answer:
         now_s = self._connection.loop.time()
         waiting = self._waiter is not None
         if waiting and now_s >= self._until_s:
-            what = f"silent for {self._patience.idle_s:g} s" if self.status else "no answer in time"
+            what = f"silent for {self._patience.idle_s:g} s" if self._spoke else "no answer in time"
             self._fail(ReplicaTimedOut(f"{self._replica}: {what}", replica=self._replica))
             self._connection.abort()
             return
@@ -131,13 +135,12 @@ class Answer:
 
     def begin(self, status: int, headers: RawHeaders) -> None:
         self.status, self.headers = status, headers
-        self._until_s = self._connection.loop.time() + self._patience.idle_s
-        if self._timer is not None:  # the first byte may take long, so its timer lies far ahead
-            self._timer.cancel()
-            self._timer = self._connection.loop.call_at(self._until_s, self._look_at_the_clock)
         self._wake()
 
     def feed(self, body: bytes) -> None:
+        if not self._spoke:
+            self._spoke = True
+            self._watch_for(self._patience.idle_s)
         self._parts.append(body)
         before, self._size = self._size, self._size + len(body)
         if before < HIGH_WATER_BYTES <= self._size:
@@ -158,6 +161,11 @@ class Answer:
             self._error = error
             self._stop_timer()
             self._wake()
+
+    def _watch_for(self, silence_s: float) -> None:
+        self._stop_timer()
+        self._until_s = self._connection.loop.time() + silence_s
+        self._timer = self._connection.loop.call_at(self._until_s, self._look_at_the_clock)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

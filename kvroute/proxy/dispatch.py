@@ -1,0 +1,279 @@
+"""From a question to an answer: choose, book, send, relay; and again elsewhere, while the client has seen nothing.
+
+What the index is told, and why:
+
+- At dispatch: the replica will hold the prompt. The next request of a burst must see that before the first has ended.
+- If no answer began (failed, refused, or the client left in the prefill): the replica holds what it held before. A
+  prefill that was cut short leaves some blocks behind; not claiming them costs at most a hit.
+- If an answer began: nothing. Whatever part of the prompt the engine took from its cache, it has computed the rest, so
+  it holds all of it. `delivered` below `predicted` is the account's to show, and no reason to take anything back.
+- After an answer of one chat: the generated blocks as well (see learn.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Set
+from typing import Protocol
+
+from aiohttp import web
+from msgspec import Struct
+
+from kvroute.adapters.connection import Answer
+from kvroute.adapters.index import Index
+from kvroute.adapters.upstream import Upstream
+from kvroute.errors import NoReplica, ReplicaFailed
+from kvroute.proxy import headers
+from kvroute.proxy.learn import Learner
+from kvroute.proxy.openai import Inference
+from kvroute.proxy.question import Question
+from kvroute.proxy.relay import BUSY, Delivery, Order, refusal, relay
+from kvroute.proxy.splice import asks_for_usage, with_usage
+from kvroute.proxy.stats import HandlerStats
+from kvroute.proxy.visit import Visit
+from kvroute.routing.account import Account, Entry
+from kvroute.routing.demand import Outcome, Usage
+from kvroute.routing.lease import Lease
+from kvroute.routing.replica import Replica, ReplicaId
+from kvroute.routing.router import Router
+
+LOOK_AGAIN_S = 0.5  # while no replica is available, besides every change of the fleet
+
+
+class Reserve(Protocol):
+    """The part of the shared ledger that confirms a booking."""
+
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+        """Say whether the tokens fit beside what all routers promised."""
+
+
+class DispatchSettings(Struct, frozen=True, kw_only=True):
+    """Limits of trying, and what the client is told."""
+
+    attempts_max: int = 3
+    retry_within_s: float = 60.0  # of the arrival; later a failure is final
+    no_replica_wait_s: float = 10.0
+    ask_for_usage: bool = True
+    expose_prediction: bool = False  # predicted hits let a tenant probe another's cache
+
+
+class Errand(Struct, frozen=True):
+    """What is carried to a replica, the same at every attempt."""
+
+    request: web.BaseRequest
+    target: str  # path and query
+    body: bytes
+    is_spliced: bool  # usage was asked for on the client's behalf
+    inference: Inference
+    visit: Visit
+
+
+class Dispatch:
+    """Places requests and carries their answers. Knows no route and no key."""
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        upstream: Upstream,
+        index: Index,
+        ledger: Reserve,
+        account: Account,
+        learner: Learner,
+        stats: HandlerStats,
+        fleet_changed: asyncio.Event,
+        settings: DispatchSettings,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._index = index
+        self._ledger = ledger
+        self._account = account
+        self._learner = learner
+        self._stats = stats
+        self._fleet_changed = fleet_changed
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    async def answer(
+        self, request: web.BaseRequest, target: str, body: bytes, question: Question, inference: Inference, visit: Visit
+    ) -> web.StreamResponse:
+        """Have a replica answer the request.
+
+        Raises:
+            KvrouteError: nobody could; the client has seen nothing.
+            ConnectionError: the client left.
+        """
+        spliced = with_usage(body, inference) if self._settings.ask_for_usage else None
+        errand = Errand(request, target, body if spliced is None else spliced, spliced is not None, inference, visit)
+        failed: dict[ReplicaId, ReplicaFailed] = {}
+        while True:
+            try:
+                lease = await self._place(question, failed.keys())
+            except NoReplica:
+                if failed:  # everyone else has failed; the last failure says more than "nobody"
+                    raise list(failed.values())[-1] from None
+                raise
+            visit.attempts += 1
+            try:
+                with lease:
+                    return await self._attempt(lease, question, errand)
+            except ReplicaFailed as error:
+                failed[lease.replica.id] = error
+                late = self._clock() - visit.arrived_s > self._settings.retry_within_s
+                if late or visit.attempts >= self._settings.attempts_max:
+                    raise
+                self._stats.retries += 1
+
+    async def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait until the pool is as it should be, or the time for such waits is over."""
+        until_s = self._clock() + self._settings.no_replica_wait_s
+        while not ready() and (left_s := until_s - self._clock()) > 0:
+            await self._wait_for_the_fleet(left_s)
+
+    async def _place(self, question: Question, avoid: Set[ReplicaId]) -> Lease:
+        """Book a place, waiting a bounded time for a replica to become available."""
+        until_s = self._clock() + self._settings.no_replica_wait_s
+        while True:
+            try:
+                return await self._booked(question, frozenset(avoid))
+            except NoReplica:
+                left_s = until_s - self._clock()
+                if avoid or left_s <= 0:
+                    raise
+            await self._wait_for_the_fleet(left_s)
+
+    async def _wait_for_the_fleet(self, at_most_s: float) -> None:
+        self._stats.held += 1
+        try:
+            async with asyncio.timeout(min(at_most_s, LOOK_AGAIN_S)):
+                await self._fleet_changed.wait()
+            self._fleet_changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self._stats.held -= 1
+
+    async def _booked(self, question: Question, avoid: frozenset[ReplicaId]) -> Lease:
+        """Choose and book; where memory is tight, have the booking confirmed, else choose again."""
+        refused: set[ReplicaId] = set()
+        while True:
+            try:
+                lease = self._router.place(question.demand, question.hits, self._clock(), avoid | refused)
+            except NoReplica:
+                if not refused:
+                    raise
+                return self._router.place(question.demand, question.hits, self._clock(), avoid)
+            if not lease.reserve_tokens or await self._confirmed(lease):
+                return lease
+            refused.add(lease.replica.id)
+            self._stats.refused_reservations += 1
+
+    async def _confirmed(self, lease: Lease) -> bool:
+        confirmed = False
+        try:
+            limit = lease.replica.capacity_tokens or lease.reserve_tokens
+            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, limit)
+        finally:
+            if not confirmed:
+                lease.refuse(self._clock())
+        return confirmed
+
+    async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> web.StreamResponse:
+        """Have one replica answer. A failure is settled and raised; it means that the client has seen nothing."""
+        replica = lease.replica
+        errand.visit.took(lease)
+        for prompt in question.prompts:
+            self._index.record(replica.id, prompt.chain)
+        served = False
+        try:
+            delivery = await self._delivery(lease, errand)
+            served = delivery.response.status == 200
+        except ReplicaFailed as error:
+            if error.status in BUSY:
+                lease.refuse(self._clock())
+            else:
+                lease.finish(Outcome.FAILED, self._clock())
+            raise
+        except BaseException:  # the client left; what the engine had computed by its first byte, it keeps
+            served = errand.visit.began_s is not None
+            raise
+        finally:
+            if not served:
+                self._take_back(question, replica)
+        self._settle(lease, question, errand, delivery)
+        return delivery.response
+
+    async def _delivery(self, lease: Lease, errand: Errand) -> Delivery:
+        target, head = errand.target, headers.to_replica(errand.request.raw_headers, errand.visit.id)
+        answer = await self._upstream.send(lease.replica, errand.request.method, target, head, errand.body)
+        try:
+            if failure := await refusal(answer, lease.replica.id):
+                raise failure
+            return await relay(errand.request, answer, self._order(lease, errand, answer))
+        finally:
+            answer.close()
+
+    def _order(self, lease: Lease, errand: Errand, answer: Answer) -> Order:
+        inference, placement = errand.inference, lease.placement
+        head = headers.to_client(answer.headers, errand.visit.id)
+        head[headers.REPLICA] = lease.replica.id
+        if self._settings.expose_prediction:
+            head[headers.PREDICTED_TOKENS] = str(placement.hit_tokens)
+            head[headers.COST_S] = f"{placement.cost_s:.6f}"
+
+        def began() -> None:
+            now_s = self._clock()
+            lease.began(now_s)
+            if answer.status == 200:
+                errand.visit.began_s = now_s
+
+        is_plain_chat = inference.kind == "chat" and inference.sequences == 1 and bool(inference.sources)
+        tells_usage = errand.is_spliced or not inference.stream or asks_for_usage(inference)
+        return Order(lease.replica.id, head, errand.is_spliced, is_plain_chat and tells_usage, began)
+
+    def _settle(self, lease: Lease, question: Question, errand: Errand, delivery: Delivery) -> None:
+        now_s = self._clock()
+        if delivery.failure is None:
+            lease.finish(Outcome.DONE, now_s, delivery.usage)
+            errand.visit.ended("done")
+        else:
+            lease.finish(Outcome.FAILED, now_s)
+            errand.visit.ended("failed", delivery.failure.message)
+        if delivery.response.status != 200:
+            return
+        self._account.add(entry_of(lease, question, delivery.usage), self._wall_clock())
+        if delivery.failure is None and len(question.prompts) == 1 and (delivery.events or delivery.text):
+            entry = question.served.entry
+            root = question.served.root(errand.inference.cache_salt)
+            self._learner.learn(lease.replica.id, entry.reader, question.prompts[0], root, delivery)
+
+    def _take_back(self, question: Question, replica: Replica) -> None:
+        for prompt, holding in zip(question.prompts, question.match.holdings, strict=False):
+            self._index.correct(replica.id, prompt.chain, holding.get(replica.id, 0))
+
+
+def entry_of(lease: Lease, question: Question, usage: Usage | None) -> Entry:
+    """Return the account of an answered request.
+
+    vLLM counts the cached tokens of the first prompt only, so with several prompts nothing is known of what was
+    delivered.
+    """
+    delivered = usage.cached_tokens if usage is not None and len(question.prompts) == 1 else None
+    predicted = lease.placement.hit_tokens
+    return Entry(
+        replica=lease.replica.id,
+        model=question.demand.model,
+        tenant=question.demand.tenant,
+        prompt_tokens=usage.prompt_tokens if usage is not None else question.demand.prompt_tokens,
+        seen=question.seen_tokens,
+        reachable=max(question.reachable_tokens, predicted),
+        predicted=predicted,
+        delivered=delivered,
+        generated_hits=max(0, (delivered or 0) - question.seen_tokens),
+        completion_tokens=usage.completion_tokens if usage is not None else 0,
+    )

@@ -1,0 +1,100 @@
+"""A request made ready for routing: its prompts as chains, what each replica holds of them, and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from kvroute.adapters.index import Index, Match
+from kvroute.kv.prompt import Prompt
+from kvroute.proxy.catalogue import ServedModel
+from kvroute.proxy.openai import Inference
+from kvroute.proxy.stats import HandlerStats
+from kvroute.routing.demand import Demand
+from kvroute.routing.replica import ReplicaId
+from kvroute.routing.seen import SeenWindow
+
+NOTHING_HELD = Match(holdings=(), source="index")
+
+
+class Question(Struct, frozen=True):
+    """What routing is asked, and what the account wants to know about it later."""
+
+    served: ServedModel
+    prompts: tuple[Prompt, ...]  # in the order of the request; empty where they were not understood
+    demand: Demand
+    hits: Mapping[ReplicaId, int]  # prompt tokens that each replica need not compute
+    match: Match
+    seen_tokens: int  # of the prompts, that went through this deployment before
+
+    @property
+    def reachable_tokens(self) -> int:
+        """How many prompt tokens the best replica holds."""
+        return max(self.hits.values(), default=0)
+
+
+class Asker:
+    """Turns requests into questions."""
+
+    def __init__(self, index: Index, seen: SeenWindow, stats: HandlerStats) -> None:
+        self._index = index
+        self._seen = seen
+        self._stats = stats
+
+    async def ask(self, inference: Inference, served: ServedModel, tenant: str) -> Question:
+        """Read the prompts and look their chains up, in one round trip."""
+        entry, root = served.entry, served.root(inference.cache_salt)
+        prompts = tuple(
+            [await entry.reader.read(source, block_size=entry.block_size, root=root) for source in inference.sources]
+        )
+        self._stats.unread_prompts += not prompts
+        match = await self._match(served, prompts)
+        seen_tokens = sum(map(self._see, prompts))
+        return Question(
+            served=served,
+            prompts=prompts,
+            demand=demand_of(inference, served, prompts, tenant),
+            hits=hits_of(prompts, match) if inference.reads_cache else {},
+            match=match,
+            seen_tokens=seen_tokens if inference.reads_cache else 0,
+        )
+
+    async def _match(self, served: ServedModel, prompts: tuple[Prompt, ...]) -> Match:
+        chains = [prompt.chain for prompt in prompts]
+        if not any(chains):
+            return NOTHING_HELD
+        self._stats.lookups += 1
+        match = await self._index.match(served.entry.namespace, chains)
+        self._stats.local_lookups += match.source == "local"
+        return match
+
+    def _see(self, prompt: Prompt) -> int:
+        blocks = self._seen.seen_blocks(prompt.chain)
+        self._seen.add(prompt.chain)
+        return min(blocks, prompt.hit_limit_blocks) * prompt.block_size
+
+
+def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, ...], tenant: str) -> Demand:
+    """Return what a request asks of a replica."""
+    lengths = [prompt.tokens for prompt in prompts] or [inference.guessed_tokens]
+    return Demand(
+        model=served.lora or served.entry.base,
+        prompt_tokens=sum(lengths),
+        longest_prompt=max(lengths),
+        sequences=inference.sequences,
+        output_tokens=inference.max_tokens,
+        tenant=tenant,
+        exact=bool(prompts) and all(prompt.exact for prompt in prompts),
+        streamed=inference.stream,
+    )
+
+
+def hits_of(prompts: tuple[Prompt, ...], match: Match) -> dict[ReplicaId, int]:
+    """Return for every replica how many prompt tokens it need not compute, summed over the chains."""
+    hits: dict[ReplicaId, int] = {}
+    for prompt, holding in zip(prompts, match.holdings, strict=False):
+        limit, size = prompt.hit_limit_blocks, prompt.block_size
+        for replica, blocks in holding.items():
+            hits[replica] = hits.get(replica, 0) + min(blocks, limit) * size
+    return hits

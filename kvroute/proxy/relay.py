@@ -1,0 +1,192 @@
+"""One attempt's answer, carried from the replica to the client as it comes.
+
+The client is committed to only after the engine's first words were looked at, so that an attempt which failed without
+serving anything can be made elsewhere. After that nothing can be taken back: a failure is passed on in a form that the
+client can see. Reading waits for writing, so a slow client slows its own stream and nothing else.
+
+On the client's side every connection error means that the client left; on the replica's side errors arrive as
+`ReplicaFailed` (see adapters/upstream.py). The two never mix here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+from msgspec import Struct
+from multidict import CIMultiDict
+
+from kvroute.adapters.connection import Answer
+from kvroute.errors import ReplicaBroke, ReplicaFailed
+from kvroute.proxy import answer as answers
+from kvroute.proxy.headers import find
+from kvroute.proxy.openai import error_body
+from kvroute.proxy.sse import EventStream, Opening, error_event, opening
+from kvroute.routing.demand import Usage
+
+WHOLE_BYTES_MAX = 1 << 20  # of an answer in one piece that is looked at before the client gets any of it
+OPENING_BYTES_MAX = 1 << 20  # of first events that say nothing
+REASON_BYTES_MAX = 64 << 10  # of an error's body
+STALL_S = 120.0  # a client that takes nothing for this long has left
+STALL_BYTES = 16 << 10  # unsent bytes from which a client is watched; below, a write never waits
+BUSY = (429, 503)  # the replica is full, which is no fault of its own
+REPLICAS_FAULT = (401, 403, 408, 429, 500, 502, 503, 504)  # 401, 403: our key is wrong there; clients' never get there
+
+
+class Order(Struct, frozen=True):
+    """How an answer is to be carried."""
+
+    replica: str
+    headers: CIMultiDict[str]  # of the answer, the router's own included
+    strips_usage: bool  # usage was asked for on the client's behalf
+    wants_text: bool  # the index can learn from the answer
+    began: Callable[[], None]  # called at the first byte of its body
+
+
+class Delivery(Struct):
+    """What came of an attempt that reached the client."""
+
+    response: web.StreamResponse
+    usage: Usage | None = None
+    events: bytes = b""  # of a stream, to read its text from
+    text: str | None = None  # of an answer in one piece
+    failure: ReplicaFailed | None = None  # the replica broke after the client had seen some of its answer
+
+
+async def refusal(answer: Answer, replica: str) -> ReplicaFailed | None:
+    """Return what an answer's status says about the replica; None where it is an answer, if only to a bad request.
+
+    Raises:
+        ReplicaFailed: the replica broke while it was saying so.
+    """
+    if answer.status not in REPLICAS_FAULT:
+        return None
+    body = b""
+    while len(body) < REASON_BYTES_MAX and (part := await answer.read()):
+        body += part
+    reason = answers.reason(body)
+    error = ReplicaBroke(f"{replica} answered {answer.status}{': ' if reason else ''}{reason}", replica=replica)
+    if answer.status in BUSY:
+        error.status, error.kind, error.retry_after_s = 503, "ServiceUnavailableError", 1.0
+    return error
+
+
+async def relay(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+    """Carry an answer to the client.
+
+    Raises:
+        ReplicaFailed: before the client got anything, so another replica may be tried.
+        ConnectionError: the client left.
+    """
+    content_type = find(answer.headers, b"content-type") or b""
+    if content_type.startswith(b"text/event-stream") and find(answer.headers, b"content-encoding") is None:
+        return await _stream(request, answer, order)
+    return await _whole(request, answer, order)
+
+
+async def _whole(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+    parts: list[bytes] = []
+    size = 0
+    while part := await answer.read():
+        if not size:
+            order.began()
+        parts.append(part)
+        size += len(part)
+        if size > WHOLE_BYTES_MAX:
+            return await _large(request, answer, order, b"".join(parts))
+    body = b"".join(parts)
+    if answer.status == 200 and answers.was_aborted(body):
+        raise ReplicaBroke(f"{order.replica} aborted the request", replica=order.replica)
+    response = web.Response(status=answer.status, headers=order.headers, body=body)
+    await response.prepare(request)
+    await response.write_eof()
+    if answer.status != 200:
+        return Delivery(response)
+    usage, text = answers.read_body(body) if b'"usage"' in body else (None, None)
+    return Delivery(response, usage=usage, text=text if order.wants_text else None)
+
+
+async def _large(request: web.BaseRequest, answer: Answer, order: Order, first: bytes) -> Delivery:
+    """Carry a large answer without looking at it. If it breaks off, so does the client's connection."""
+    response = web.StreamResponse(status=answer.status, headers=order.headers)
+    await response.prepare(request)
+    part = first
+    try:
+        while part:
+            await _write(request, response, part)
+            part = await answer.read()
+    except ReplicaFailed as error:
+        error.bytes_sent = True
+        _cut(request)
+        return Delivery(response, failure=error)
+    await response.write_eof()
+    return Delivery(response)
+
+
+async def _stream(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+    stream = EventStream(strips_usage=order.strips_usage, keeps_text=order.wants_text)
+    passed = await _opened(answer, stream, order)
+    order.headers.popall("Content-Length", None)  # what is taken out changes it
+    response = web.StreamResponse(status=answer.status, headers=order.headers)
+    await response.prepare(request)
+    failure: ReplicaFailed | None = None
+    try:
+        while True:
+            if passed:
+                await _write(request, response, passed)
+            data = await answer.read()
+            if not data:
+                break
+            passed = stream.feed(data)
+        passed = stream.finish()
+    except ReplicaFailed as error:
+        failure = error
+        passed = stream.held() + error_event(error_body(error))
+        response.force_close()
+    if passed:
+        await _write(request, response, passed)
+    await response.write_eof()
+    if failure is None and stream.failure is not None:
+        failure = ReplicaBroke(f"{order.replica}: {stream.failure}", replica=order.replica)
+    if failure is not None:
+        failure.bytes_sent = True
+    usage = answers.usage_in_event(stream.usage_event)
+    return Delivery(response, usage=usage, events=b"".join(stream.kept or ()), failure=failure)
+
+
+async def _opened(answer: Answer, stream: EventStream, order: Order) -> bytes:
+    """Return the first events once they show that the engine serves the request."""
+    first = b""
+    spoke = False
+    while data := await answer.read():
+        if not spoke:
+            spoke = True
+            order.began()
+        first += stream.feed(data)
+        verdict = opening(first) if first else Opening.WAIT
+        if verdict is Opening.REFUSED:
+            raise ReplicaBroke(f"{order.replica}: {stream.failure}", replica=order.replica)
+        if verdict is Opening.SERVED or len(first) > OPENING_BYTES_MAX:
+            return first
+    raise ReplicaBroke(f"{order.replica} ended its answer without saying anything", replica=order.replica)
+
+
+async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client left")
+    if transport.get_write_buffer_size() + len(data) < STALL_BYTES:
+        await response.write(data)
+        return
+    try:
+        async with asyncio.timeout(STALL_S):
+            await response.write(data)
+    except TimeoutError:
+        _cut(request)
+        raise ConnectionResetError("the client takes nothing") from None
+
+
+def _cut(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
