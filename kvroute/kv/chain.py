@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from struct import iter_unpack
 from typing import NewType
 
 from xxhash import xxh3_64_intdigest
@@ -44,12 +45,8 @@ def chain_of(ids: TokenBytes, block_size: int, root: Root) -> PrefixChain:
 def extend(parent: int, ids: bytes, block_size: int) -> bytes:
     """Hash the whole blocks of `ids` that follow the block (or root) whose hash is `parent`."""
     width = block_size * TOKEN_BYTES
-    hashes = array("Q")
-    view = memoryview(ids)
-    for start in range(0, len(ids) - width + 1, width):
-        parent = xxh3_64_intdigest(view[start : start + width], parent)
-        hashes.append(parent)
-    return hashes.tobytes()
+    blocks = iter_unpack(f"{width}s", memoryview(ids)[: len(ids) // width * width])  # half the time of slicing
+    return array("Q", [parent := xxh3_64_intdigest(block, parent) for (block,) in blocks]).tobytes()
 
 
 def blocks_in(chain: PrefixChain) -> int:
