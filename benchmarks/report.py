@@ -1,7 +1,7 @@
 """How a benchmark ends: one line a figure, and exit status 1 where a bar is missed.
 
-    lookup_over_ping            6.21 x (at most 10)
-    bytes_per_block             17.3 B
+lookup_over_ping            6.21 x (at most 10)
+bytes_per_block             17.3 B
 """
 
 from __future__ import annotations

@@ -35,6 +35,23 @@ def valkey_server() -> str:
     return shutil.which("valkey-server") or shutil.which("redis-server") or str(get_binary_path())
 
 
+def descendants(pid: int) -> set[int]:
+    """Return the living processes that a process started, and those that they started."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, rest = stat.read_text().split(" ", 1)
+        except OSError:
+            continue  # ended meanwhile
+        state, parent = rest.rpartition(")")[2].split()[:2]
+        if state != "Z":
+            parents[int(number)] = int(parent)
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
 class Program:
     """One process, in a session of its own, with its output in `log`."""
 

@@ -7,24 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.admin import until
-from tests.processes import KVROUTE, Program
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the living processes that a process started, and those that they started."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, rest = stat.read_text().split(" ", 1)
-        except OSError:
-            continue  # ended meanwhile
-        state, parent = rest.rpartition(")")[2].split()[:2]
-        if state != "Z":
-            parents[int(number)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+from tests.processes import KVROUTE, Program, descendants
 
 
 def test_the_demo_answers_and_leaves_nothing_behind(tmp_path):
