@@ -1,0 +1,93 @@
+"""One replica's state: promises, availability, and load that nobody promised."""
+
+from __future__ import annotations
+
+from kvroute.routing.demand import Promise
+from kvroute.routing.member import FAILURES_MAX, PEAK_WINDOW_S, REPORT_LIFE_S, Member
+from kvroute.routing.rates import ModelRates
+from kvroute.routing.replica import Load
+from tests.routing.builders import ROUND, replica
+
+
+def member(**fields: object) -> Member:
+    return Member(replica("r0", **fields), 1, ModelRates(ROUND))
+
+
+def test_a_view_sums_all_routers_promises():
+    """Pricing sees what every router promised, not only this one."""
+    r0 = member()
+    r0.book(sequences=2, prefill_tokens=100, kv_tokens=500)
+    r0.set_others(Promise(requests=3, prefill_tokens=1_000, kv_tokens=7_000))
+    view = r0.view
+    assert (view.sequences, view.running, view.pending_prefill_tokens, view.kv_tokens) == (5, 3, 1_100, 7_500)
+
+
+def test_a_view_is_kept_until_something_changes():
+    """Placements between two changes share one view, so a large fleet is cheap to price."""
+    r0 = member()
+    before = r0.view
+    assert r0.view is before
+    r0.set_others(Promise())
+    assert r0.view is before
+    r0.book(sequences=1, prefill_tokens=1, kv_tokens=1)
+    assert r0.view is not before
+
+
+def test_available_means_healthy_not_draining_and_not_failing():
+    """Each of the three reasons alone keeps new requests away."""
+    assert member().is_available
+    for field, value in (("is_healthy", False), ("is_draining", True), ("failures", FAILURES_MAX)):
+        r0 = member()
+        setattr(r0, field, value)
+        assert not r0.is_available
+
+
+def test_a_report_of_what_was_promised_adds_nothing():
+    """Requests that this router sent are not counted again when the engine's gauges show them."""
+    r0 = member()
+    r0.book(sequences=4, prefill_tokens=100, kv_tokens=10_000)
+    r0.report(Load(running=3, waiting=1, kv_used_fraction=0.1), now=1.0)
+    assert (r0.view.sequences, r0.view.kv_tokens) == (4, 10_000)
+
+
+def test_requests_that_have_just_ended_do_not_linger_in_lagging_gauges():
+    """A gauge that still shows requests which ended a moment ago is not taken for foreign load."""
+    r0 = member()
+    r0.report(Load(), now=0.0)
+    r0.book(sequences=4, prefill_tokens=100, kv_tokens=10_000)
+    r0.give_back(4, 10_000, prefill_tokens=100, running=0)
+    r0.report(Load(running=4, kv_used_fraction=0.1), now=PEAK_WINDOW_S + 1)
+    assert (r0.view.sequences, r0.view.kv_tokens) == (0, 0)
+
+
+def test_load_that_nobody_promised_counts():
+    """Requests that reach the engine past the routers make it dearer."""
+    r0 = member()
+    r0.report(Load(running=5, waiting=2, kv_used_fraction=0.5), now=1.0)
+    assert (r0.view.sequences, r0.view.kv_tokens) == (7, 50_000)
+
+
+def test_an_old_report_is_forgotten():
+    """Unexplained load expires with its report; a replica whose metrics are dead is priced by promises alone."""
+    r0 = member()
+    r0.report(Load(running=5), now=1.0)
+    assert r0.stray_until_s == 1.0 + REPORT_LIFE_S
+    r0.forget_stray()
+    assert r0.view.sequences == 0
+
+
+def test_the_engines_counters_say_how_full_the_cache_is():
+    """All that an engine ever computed fills its cache, until the capacity is reached."""
+    r0 = member(capacity_tokens=1_000)
+    r0.report(Load(prompt_tokens=700, prefix_hits=300, generation_tokens=100), now=1.0)
+    assert r0.view.filled_tokens == 500
+    r0.report(Load(prompt_tokens=9_000), now=2.0)
+    assert r0.view.filled_tokens == 1_000
+
+
+def test_adopting_new_figures_keeps_promises_and_health():
+    """A replica that tells its capacity later does not lose what was promised to it."""
+    r0 = member(capacity_tokens=None)
+    r0.book(sequences=1, prefill_tokens=10, kv_tokens=20)
+    r0.adopt(replica("r0", capacity_tokens=5_000), ModelRates(ROUND))
+    assert (r0.view.capacity_tokens, r0.promise) == (5_000, Promise(1, 10, 20))
