@@ -1,0 +1,62 @@
+"""A simulated replica's metrics: vLLM's names, types and labels, and figures that are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+RECORDED = Path(__file__).parent.parent / "data" / "metrics" / "vllm-0.32-after.txt"
+
+
+async def families(session):
+    async with session.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        return {family.name: family for family in text_string_to_metric_families(await response.text())}
+
+
+def labels(family):
+    return {frozenset(sample.labels) for sample in family.samples if not sample.name.endswith("_created")}
+
+
+async def test_every_family_is_one_of_vllms(serve):
+    """Names, types and labels are those that a real engine exposes; of the cache's many labels we give some."""
+    real = {family.name: family for family in text_string_to_metric_families(RECORDED.read_text())}
+    for name, family in (await families(await serve())).items():
+        assert family.type == real[name].type, name
+        if name == "vllm:cache_config_info":
+            assert next(iter(labels(family))) <= next(iter(labels(real[name])))
+        else:
+            assert labels(family) == labels(real[name]), name
+
+
+async def test_the_figures_follow_what_was_served(serve):
+    """Tokens, hits and endings are counted; gauges are back at zero when the replica is idle."""
+    session = await serve(kv_tokens=3200)
+    body = {"prompt": [7] * 40, "max_tokens": 5, "ignore_eos": True}
+    for _ in range(2):
+        await session.post("/v1/completions", json=body)
+    found = await families(session)
+    values = {
+        name.removeprefix("vllm:"): family.samples[0].value
+        for name, family in found.items()
+        if name not in ("vllm:request_success", "vllm:cache_config_info")
+    }
+    assert values == {
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "prefix_cache_queries": 80,
+        "prefix_cache_hits": 32,
+        "num_preemptions": 0,
+        "prompt_tokens": 80,
+        "generation_tokens": 10,
+    }
+    endings = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
+    assert endings == {"stop": 0, "length": 2, "abort": 0, "error": 0, "repetition": 0}
+
+
+async def test_the_cache_is_described(serve):
+    """The labels give the block size, the number of blocks, one of them unusable, and their tokens."""
+    config = (await families(await serve(kv_tokens=3200)))["vllm:cache_config_info"].samples[0].labels
+    assert (config["block_size"], config["num_gpu_blocks"], config["kv_cache_size_tokens"]) == ("16", "200", "3200")
