@@ -12,7 +12,6 @@ Only an answer that came to its end teaches rates, and only where it was streame
 from __future__ import annotations
 
 from enum import Enum
-from types import TracebackType
 
 from msgspec import Struct
 
@@ -75,7 +74,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._state is not State.SETTLED:
             self._settle()
 
