@@ -31,14 +31,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A section of the file. Unknown keys are refused."""
 
 
-class Listen(Settings):
+class Listen(Settings, frozen=True):
     """Where a listener binds; port 0 takes any free one."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
 
 
-class ReplicaSettings(Settings):
+class ReplicaSettings(Settings, frozen=True):
     """One vLLM server."""
 
     url: str
@@ -48,7 +48,7 @@ class ReplicaSettings(Settings):
         check_url(self.url, ("http", "https"))
 
 
-class StoreSettings(Settings):
+class StoreSettings(Settings, frozen=True):
     """Where index, ledger and account live."""
 
     kind: Literal["redis", "memory"] = "redis"
@@ -71,14 +71,14 @@ class StoreSettings(Settings):
             check_url(self.url, schemes)
 
 
-class RoutingSettings(Settings):
+class RoutingSettings(Settings, frozen=True):
     """How a replica is chosen."""
 
     policy: Policy = "kvroute"
     ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
 
 
-class ProxySettings(Settings):
+class ProxySettings(Settings, frozen=True):
     """How requests and answers pass."""
 
     body_bytes_max: Count = 64 << 20
@@ -93,14 +93,14 @@ class ProxySettings(Settings):
     tls_verify: bool = True
 
 
-class TenantSettings(Settings):
+class TenantSettings(Settings, frozen=True):
     """Who may ask, and under which label they are counted."""
 
     keys: dict[str, str] = {}
     header: str | None = None
 
 
-class FeedSettings(Settings):
+class FeedSettings(Settings, frozen=True):
     """How replicas are watched."""
 
     metrics_interval_s: Seconds = 1.0
@@ -110,7 +110,7 @@ class FeedSettings(Settings):
     healthy_after: Count = 1
 
 
-class Config(Settings):
+class Config(Settings, frozen=True):
     """The whole file."""
 
     listen: Listen = Listen()

@@ -25,7 +25,7 @@ TURNS = 6  # requests a conversation
 GROUPS = 6  # distinct system prompts
 SYSTEM_WORDS = 900  # length of a system prompt
 KV_TOKENS = 60_000  # cache of a replica: holds some of the conversations, not all
-WORDS = ("cache", "block", "prefix", "token", "route", "replica", "prompt", "answer", "model", "layer", "batch", "queue")
+WORDS = ("cache", "block", "prefix", "token", "route", "replica", "prompt", "answer", "model", "batch", "queue")
 
 
 def run_demo(*, replicas: int, requests: int, port: int, admin_port: int, leave: bool) -> int:

@@ -1,7 +1,7 @@
 """A prompt before and after it became a chain.
 
-`PromptSource` is what a request says (messages, text, token ids); `Prompt` is what routing needs of it. The step between
-the two, rendering and tokenising, needs files and engines and lives in `adapters`.
+`PromptSource` is what a request says (messages, text, token ids); `Prompt` is what routing needs of it. The step
+between the two, rendering and tokenising, needs files and engines and lives in `adapters`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Prompt(Struct, frozen=True):
     chain: PrefixChain
     tokens: int  # length of the prompt in tokens; an estimate where `exact` is False
     block_size: int  # tokens per block
-    ids: TokenBytes = TokenBytes(b"")  # the tokens that the chain was made of, whole blocks and the tail; empty = unknown
+    ids: TokenBytes = TokenBytes(b"")  # what the chain was made of, whole blocks and the tail; empty = unknown
     exact: bool = True  # False: text chunks, or media whose tokens only the engine knows
 
     @property

@@ -15,8 +15,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from kvroute.adapters.shared_account import AccountStore
 from kvroute.proxy.sharing import Sharing, wall_clock_s
-from kvroute.routing.account import hit_rate
 from kvroute.routing.fleet import Fleet, ReplicaState
+from kvroute.routing.hitrate import hit_rate
 from kvroute.routing.replica import ReplicaId
 
 

@@ -1,0 +1,236 @@
+"""The composition root: every concrete part is named here once, started in order, and closed in the opposite order.
+
+Nothing else reads the whole configuration; each part gets the few values that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from random import SystemRandom
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from kvroute.adapters.store import Store, open_store
+from kvroute.adapters.upstream import Upstream, UpstreamSettings
+from kvroute.config import Config, Listen
+from kvroute.errors import ConfigError
+from kvroute.proxy.admin import Admin
+from kvroute.proxy.catalogue import Catalogue
+from kvroute.proxy.dispatch import Dispatch, DispatchSettings
+from kvroute.proxy.feeds import Feeds, FeedSettings
+from kvroute.proxy.handler import Handler, HandlerSettings
+from kvroute.proxy.learn import Learner
+from kvroute.proxy.question import Asker
+from kvroute.proxy.sharing import Sharing
+from kvroute.proxy.stats import HandlerStats
+from kvroute.proxy.telemetry import Telemetry
+from kvroute.proxy.tenants import Tenants
+from kvroute.routing.account import Account
+from kvroute.routing.fleet import Fleet
+from kvroute.routing.replica import ModelCard, Replica
+from kvroute.routing.router import Router
+from kvroute.routing.seen import SeenWindow
+
+log = logging.getLogger("kvroute")
+
+FIRST_ROUND_S = 2.0  # how long the start waits for replicas to say who they are
+KEEP_ALIVE_S = 75.0  # idle connections of clients
+BACKLOG = 2048
+
+
+class Service:
+    """One router: a public and an admin listener, and everything behind them."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.fleet = Fleet()
+        self.stats = HandlerStats()
+        self.url = ""  # of the public listener, known once it listens
+        self.admin_url = ""
+        self.is_stopping = False
+        self._stack = AsyncExitStack()
+        self._public: web.ServerRunner | None = None
+
+    async def start(self) -> None:
+        """Start every part and listen.
+
+        Raises:
+            ConfigError: a setting cannot work, such as a port in use or a Redis that may evict.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Take no new connections, let requests end for a while, then close everything."""
+        self.is_stopping = True
+        if self._public is not None:
+            for site in list(self._public.sites):
+                await site.stop()
+        try:
+            async with asyncio.timeout(self.config.drain_timeout_s):
+                while self.stats.active:  # noqa: ASYNC110 - counted by many tasks; the end of a process may poll
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            log.warning("%s requests did not end in %s s", self.stats.active, self.config.drain_timeout_s)
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config, catalogue, account = self.config, Catalogue(), Account()
+        store = await self._open_store()
+        feeds = Feeds(
+            fleet=self.fleet,
+            index=store.index,
+            catalogue=catalogue,
+            tokenizer=config.tokenizer,
+            settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
+        )
+        sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
+        upstream = Upstream(self._upstream_settings(), self._key_of())
+        learner = Learner(store.index, self.stats)
+        dispatch = Dispatch(
+            router=self._router(),
+            upstream=upstream,
+            index=store.index,
+            ledger=store.ledger,
+            account=account,
+            learner=learner,
+            stats=self.stats,
+            fleet_changed=feeds.changed,
+            settings=self._dispatch_settings(),
+        )
+        handler = Handler(
+            asker=Asker(store.index, SeenWindow(), self.stats),
+            dispatch=dispatch,
+            catalogue=catalogue,
+            cards=self._cards,
+            tenants=Tenants(config.tenants.keys, config.tenants.header),
+            stats=self.stats,
+            settings=HandlerSettings(
+                body_bytes_max=config.proxy.body_bytes_max, log_requests=config.proxy.log_requests
+            ),
+        )
+        await sharing.start()
+        self._stack.push_async_callback(sharing.close)
+        await upstream.start()
+        self._stack.push_async_callback(upstream.close)
+        self._stack.push_async_callback(learner.close)
+        await feeds.start([(replica.url.rstrip("/"), replica.api_key) for replica in config.replicas])
+        self._stack.push_async_callback(feeds.close)
+        await feeds.first_round(FIRST_ROUND_S)
+        await self._listen_admin(store, feeds, sharing)
+        await self._listen(handler)
+
+    async def _open_store(self) -> Store:
+        settings = self.config.store
+        store = await open_store(
+            settings.url,
+            memory=settings.kind == "memory",
+            deployment=settings.deployment,
+            lookup_deadline_s=settings.lookup_deadline_ms / 1000,
+            shards=settings.shards,
+        )
+        self._stack.push_async_callback(store.close)
+        log.info("store: %s", store.describe())
+        return store
+
+    def _router(self) -> Router:
+        routing = self.config.routing
+        return Router(self.fleet, routing.policy, SystemRandom(), ttft_weight=routing.ttft_weight)
+
+    def _upstream_settings(self) -> UpstreamSettings:
+        proxy = self.config.proxy
+        return UpstreamSettings(
+            connect_timeout_s=proxy.connect_timeout_s,
+            first_byte_timeout_s=proxy.first_byte_timeout_s,
+            idle_timeout_s=proxy.idle_timeout_s,
+            tls_verify=proxy.tls_verify,
+        )
+
+    def _dispatch_settings(self) -> DispatchSettings:
+        proxy = self.config.proxy
+        return DispatchSettings(
+            attempts_max=proxy.attempts_max,
+            no_replica_wait_s=proxy.no_replica_wait_s,
+            ask_for_usage=proxy.ask_for_usage,
+            expose_prediction=proxy.expose_prediction,
+        )
+
+    def _key_of(self) -> Callable[[Replica], str | None]:
+        keys = {replica.url.rstrip("/"): replica.api_key for replica in self.config.replicas}
+
+        def key_of(replica: Replica) -> str | None:
+            return keys.get(replica.url)
+
+        return key_of
+
+    def _cards(self) -> Iterator[ModelCard]:
+        """Every model and adapter of the pool, each once."""
+        seen: set[str] = set()
+        for replica in self.fleet.replicas():
+            for card in replica.cards:
+                if card.name not in seen:
+                    seen.add(card.name)
+                    yield card
+
+    async def _listen(self, handler: Handler) -> None:
+        server = web.Server(handler.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
+        self._public = web.ServerRunner(server)
+        self.url = await self._bind(self._public, self.config.listen, "listen")
+
+    async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(
+            Telemetry(fleet=self.fleet, handler=self.stats, feeds=feeds.stats, readers=feeds.readers, index=store.stats)
+        )
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        admin = Admin(
+            fleet=self.fleet,
+            accounts=store.account,
+            sharing=sharing,
+            registry=registry,
+            describe_index=store.describe,
+            is_draining=lambda: self.is_stopping,
+        )
+        runner = web.AppRunner(admin.app(), access_log=None)
+        self.admin_url = await self._bind(runner, self.config.admin, "admin")
+
+    async def _bind(self, runner: web.BaseRunner, listen: Listen, name: str) -> str:
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, listen.host, listen.port, backlog=BACKLOG).start()
+        except OSError as error:
+            raise ConfigError(
+                f"`{name}`: cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; "
+                f"set another {name}.port, or 0 for any free one"
+            ) from None
+        port = runner.addresses[0][1]
+        host = "127.0.0.1" if listen.host in ("", "0.0.0.0", "::") else listen.host
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT; print one line with the addresses once requests are taken."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopped.set)
+    service = Service(config)
+    await service.start()
+    try:
+        print(f"kvroute serving on {service.url}, admin on {service.admin_url}", flush=True)
+        await stopped.wait()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signum)  # a second signal ends the process at once
+    finally:
+        await service.stop()
