@@ -70,6 +70,7 @@ def encode(text: str) -> TokenBytes:
     return TokenBytes(b"".join(parts))
 
 
+@lru_cache(maxsize=65_536)
 def piece_of(token: int) -> str:
     """Return the text of one token."""
     if token < CHARACTERS:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from kvroute.errors import ConfigError
-from kvroute.fake.server import KEEP_ALIVE_S, build_replica
+from kvroute.fake.server import build_replica
 
 RUN = """
 import asyncio
@@ -70,9 +70,19 @@ async def test_a_crash_takes_the_streams_with_it(process):
     assert await replica.wait() == 1
 
 
-def test_idle_connections_are_closed_when_vllm_closes_them():
-    """Idle connections live as long as at vLLM, so that routers are tested against that."""
-    assert KEEP_ALIVE_S == 5.0
+@pytest.mark.slow
+async def test_idle_connections_are_closed_by_the_replica(process):
+    """A kept-alive connection that nobody uses is closed from the replica's side, which goes on serving others."""
+    _, url = process
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: replica\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with asyncio.timeout(60):
+        await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    async with aiohttp.ClientSession(url) as session, session.get("/health") as response:
+        assert response.status == 200
 
 
 async def test_headers_go_out_before_the_first_token(serve):
