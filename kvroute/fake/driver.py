@@ -97,7 +97,7 @@ class Driver:
         Raises:
             EngineBusy: the queue is full.
         """
-        if len(self.replica.waiting) + len(requests) > QUEUE_LIMIT:
+        if self.replica.waiting_count + len(requests) > QUEUE_LIMIT:
             raise EngineBusy
         job = Job(requests)
         for request, progress in zip(requests, job.sequences, strict=True):

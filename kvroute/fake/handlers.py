@@ -100,8 +100,8 @@ class Replica:
         replica, counters = self.driver.replica, self.driver.replica.counters
         return json_response(
             {
-                "running": len(replica.running),
-                "waiting": len(replica.waiting),
+                "running": replica.running_count,
+                "waiting": replica.waiting_count,
                 "aborted": counters.aborted,
                 "finished": counters.finished,
                 "used_blocks": replica.pool.usable_blocks - replica.pool.free_blocks,

@@ -34,9 +34,9 @@ class ReplicaMetrics(Collector):
         """Yield every family."""
         replica, counters = self._replica, self._replica.counters
         yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", len(replica.running)
+            "num_requests_running", "Number of requests in model execution batches.", replica.running_count
         )
-        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", len(replica.waiting))
+        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", replica.waiting_count)
         yield self._gauge(
             "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", replica.pool.used_fraction
         )

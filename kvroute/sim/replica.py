@@ -127,6 +127,16 @@ class SimReplica:
         return tuple(sequence.request.id for sequence in self._waiting)
 
     @property
+    def running_count(self) -> int:
+        """How many sequences are admitted."""
+        return len(self._running)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many sequences wait, preempted ones included."""
+        return len(self._waiting)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would have anything to look at."""
         return bool(self._sequences)
