@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 
 from kvroute.errors import ConfigError, NoReplica
-from kvroute.routing.demand import Outcome, Promise
+from kvroute.routing.demand import Outcome, Promise, Usage
 from kvroute.routing.fleet import REPLICAS_MAX, Fleet, base_of
+from kvroute.routing.lease import Lease
 from kvroute.routing.replica import Load, ModelCard
 from tests.routing.builders import ask, fleet_of, hits, ids, replica, router_of
 
@@ -117,3 +120,42 @@ def test_the_fleet_is_bounded():
 def test_speed_belongs_to_the_base_model(cards: tuple[ModelCard, ...], base: str):
     """Adapters run at their base model's speed."""
     assert base_of(replace(replica("r0"), cards=cards)) == base
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_promises_are_the_sum_of_open_leases(seed: int):
+    """Through a thousand random events the ledger is what the open leases owe, for each replica, and ends at zero."""
+    chance, router, names = Random(seed), router_of("r0", "r1", "r2", "r3"), list(ids("r0 r1 r2 r3"))
+    placed: list[Lease] = []
+    begun: set[Lease] = set()
+    for step in range(1_000):
+        event = chance.choice(["place", "place", "place", "begin", "finish", "finish", "drain", "up", "others"])
+        if event == "place" and any(state.is_available for state in router.fleet.states()):
+            held = {chance.choice(names): chance.randrange(4_000)}
+            demand = ask(chance.randrange(1, 4_000), sequences=chance.randrange(1, 4))
+            placed.append(router.place(demand, held, float(step)))
+        elif event == "begin" and placed:
+            lease = chance.choice(placed)
+            lease.began(float(step))
+            begun.add(lease)
+        elif event == "finish" and placed:
+            lease = placed.pop(chance.randrange(len(placed)))
+            lease.finish(chance.choice(list(Outcome)), float(step), chance.choice([None, Usage(100, 1_000, 50)]))
+        elif event == "drain":
+            router.fleet.set_draining(chance.choice(names), chance.random() < 0.3)
+        elif event == "up":
+            router.fleet.set_health(chance.choice(names), True)
+        else:
+            router.fleet.set_others({chance.choice(names): Promise(1, chance.randrange(9_000), 9_000)})
+        owed = {name: Promise() for name in names}
+        for lease in placed:
+            owed[lease.replica.id] += owes(lease, lease in begun)
+        assert router.fleet.promises() == owed
+    for lease in placed:
+        lease.refuse(1e4)
+    assert set(router.fleet.promises().values()) == {Promise()}
+
+
+def owes(lease: Lease, has_begun: bool) -> Promise:
+    tokens = lease.placement.hit_tokens + lease.placement.miss_tokens + lease._work.sequences * 100
+    return Promise(1, 0 if has_begun else lease.placement.miss_tokens, tokens)
