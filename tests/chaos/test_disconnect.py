@@ -50,9 +50,10 @@ def test_clients_that_leave_are_forgotten(tmp_path):
         port = int(router.url.rpartition(":")[2])
 
         def left() -> tuple[object, ...]:
-            in_flight = sum(row["in_flight"] for row in replicas(router.admin))
+            in_flight = sum(row["promised"]["requests"] for row in replicas(router.admin))
             return in_flight, open_connections(port), engine_state(one.url), engine_state(two.url)
 
         assert until(left, lambda now: now == (0, 0, (0, 0), (0, 0)), GONE_S) == (0, 0, (0, 0), (0, 0))
-        assert [row["healthy"] for row in replicas(router.admin)] == [True, True]
-        assert metric(router.admin, "kvroute_replica_failures_total") == 0
+        assert [(row["is_healthy"], row["consecutive_failures"]) for row in replicas(router.admin)] == [(True, 0)] * 2
+        names = ("kvroute_requests_active", "kvroute_retries_total", "kvroute_unexpected_errors_total")
+        assert [metric(router.admin, name) for name in names] == [0, 0, 0]
