@@ -26,7 +26,9 @@ DOORS = {  # room: the rooms that it may import, besides itself
     "proxy": "errors kv sizing routing adapters",
     "proxy.app": "errors kv sizing routing adapters config",
     "config": "errors kv sizing routing adapters",
-    "cli": "errors kv sizing routing sim fake adapters proxy config",
+    "demo": "errors",  # runs the commands, as a user would
+    "cli": "errors kv sizing routing sim fake adapters proxy config demo cli_size",
+    "cli_size": "errors kv sizing",
 }
 PURE = {"errors", "kv", "sizing", "routing", "sim"}
 LANGUAGE = {"__future__", "collections", "dataclasses", "enum", "functools", "typing", "msgspec"}
