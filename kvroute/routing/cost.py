@@ -5,8 +5,7 @@
 Every term is a pure function `(view, work, rates) -> seconds`: of what was promised to the replica, what the request
 asks of it, and how fast it is. Terms know no policy and no other replica; they are estimates that only have to rank.
 
-Not known here: how far a prefill has come (it counts in full until its first byte), and how many of the promised tokens
-are shared between conversations (each counts them; an upper bound).
+Not known here: how far a prefill has come; it counts in full until its first byte.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ class View(Struct, frozen=True):
     kv_tokens: int = 0  # promised KV, answers included
     capacity_tokens: int | None = None
     max_num_seqs: int | None = None
+    pinned_share: float = 1.0  # of a request's hits, that it holds alone, see `pinned`
     filled_tokens: int = 0  # tokens lying in the cache, running or only kept; 0 where the replica does not report
 
 
 class Work(Struct, frozen=True):
     """What a request asks of one replica; differs between replicas only by what they hold already.
 
-    The sums are fields because every replica's price needs them: make it with `work_of`.
+    Sums are fields because every replica's price needs them: make it with `work_of`.
     """
 
     hit_tokens: int
@@ -51,19 +51,22 @@ class Work(Struct, frozen=True):
     sequences: int
     compute_tokens: float  # to prefill, with attention over everything before them counted in
     new_tokens: float  # that need room which nothing holds yet
-    kv_tokens: float  # in the cache when the request ends, hits counted too
 
 
 def work_of(hit_tokens: int, miss_tokens: int, output_tokens: float, sequences: int = 1) -> Work:
     """Describe what a request asks of a replica that holds `hit_tokens` of its prompt."""
     new_tokens = miss_tokens + sequences * output_tokens
-    compute = compute_tokens(hit_tokens, miss_tokens)
-    return Work(hit_tokens, miss_tokens, output_tokens, sequences, compute, new_tokens, hit_tokens + new_tokens)
+    return Work(hit_tokens, miss_tokens, output_tokens, sequences, compute_tokens(hit_tokens, miss_tokens), new_tokens)
 
 
 def compute_tokens(hit_tokens: int, miss_tokens: int) -> float:
     """Return the misses in tokens of equal work: each attends to all tokens before it."""
     return miss_tokens * (1.0 + (hit_tokens + miss_tokens / 2) / ATTENTION_TOKENS)
+
+
+def kv_tokens(view: View, work: Work) -> float:
+    """Return the tokens that the request holds in the cache when it ends, hits that others hold as well apart."""
+    return view.pinned_share * work.hit_tokens + work.new_tokens
 
 
 def wait_s(view: View, work: Work, rates: Rates) -> float:
@@ -82,7 +85,7 @@ def room_s(view: View, work: Work, rates: Rates) -> float:
     if view.max_num_seqs:
         share = (view.sequences + work.sequences - view.max_num_seqs) / view.sequences
     if view.capacity_tokens and view.kv_tokens:
-        prompt_tokens = work.hit_tokens + work.miss_tokens
+        prompt_tokens = view.pinned_share * work.hit_tokens + work.miss_tokens
         share = max(share, (view.kv_tokens + prompt_tokens - view.capacity_tokens) / view.kv_tokens)
     if share <= 0.0:
         return 0.0
@@ -112,11 +115,12 @@ def overflow_s(view: View, work: Work, rates: Rates) -> float:
     """
     if not view.capacity_tokens:
         return 0.0
-    live = view.kv_tokens + work.kv_tokens - view.capacity_tokens
+    needed = kv_tokens(view, work)
+    live = view.kv_tokens + needed - view.capacity_tokens
     evicted = view.filled_tokens + work.new_tokens - view.capacity_tokens
     if live <= 0.0 and evicted <= 0.0:
         return 0.0
-    live = min(max(live, 0.0), work.kv_tokens)  # what was over before is not this request's doing
+    live = min(max(live, 0.0), needed)  # what was over before is not this request's doing
     evicted = min(max(evicted, 0.0), work.new_tokens)
     return (live + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
 

@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
-from kvroute.routing.cost import Work
+from kvroute.routing.cost import Work, kv_tokens
 from kvroute.routing.demand import Demand, Promise
 from kvroute.routing.lease import Lease, Placement
-from kvroute.routing.member import FAILURES_MAX, NOTHING, Member
+from kvroute.routing.member import FAILURES_MAX, NOTHING, Booking, Member
 from kvroute.routing.outputs import OutputEstimates
 from kvroute.routing.rates import SEED, RateBook, Rates
 from kvroute.routing.replica import Load, Replica, ReplicaId
@@ -39,6 +39,7 @@ class ReplicaState(Struct, frozen=True):
     others: Promise  # the other routers'
     running: int  # this router's sequences that have begun
     load: Load  # its last report
+    pinned_share: float  # of hits, that requests hold alone
     rates: Rates
 
 
@@ -136,15 +137,17 @@ class Fleet:
 
     def book(self, member: Member, demand: Demand, work: Work, placement: Placement, now: float) -> Lease:
         """Book a place. The lease that comes back owes it."""
-        ahead_tokens, kv_tokens = member.view.pending_prefill_tokens, int(work.kv_tokens)
-        member.book(work.sequences, work.miss_tokens, kv_tokens)
+        view, output_tokens = member.view, int(work.sequences * work.output_tokens)
+        booking = Booking(work.sequences, work.miss_tokens, int(kv_tokens(view, work)), work.hit_tokens, output_tokens)
+        member.book(booking)
         self._placed += 1
         member.last_chosen = self._placed
         capacity = member.replica.capacity_tokens
         is_tight = capacity is not None and member.view.kv_tokens > RESERVE_ABOVE * capacity
         lease = Lease(
-            member, demand, work, placement, now=now, reserve_tokens=kv_tokens if is_tight else 0,
-            ahead_tokens=ahead_tokens, outputs=self.outputs,
+            member, demand, work, placement, booking=booking, now=now,
+            reserve_tokens=booking.kv_tokens if is_tight else 0, ahead_tokens=view.pending_prefill_tokens,
+            outputs=self.outputs,
         )  # fmt: skip
         if not demand.streamed:
             due = now + PRESUME_AFTER * (placement.terms["wait"] + placement.terms["prefill"])
@@ -173,7 +176,7 @@ def state_of(member: Member) -> ReplicaState:
     """Return a member's state as a value."""
     return ReplicaState(
         member.replica, member.is_healthy, member.is_draining, member.is_available, member.failures,
-        member.promise, member.others, member.running, member.load, member.rates,
+        member.promise, member.others, member.running, member.load, member.pinned.value, member.rates,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kvroute.routing.cost import Work, work_of
 from kvroute.routing.demand import Demand, Outcome, Usage
-from kvroute.routing.member import Member
+from kvroute.routing.member import Booking, Member
 from kvroute.routing.outputs import OutputEstimates
 from kvroute.routing.replica import Replica, ReplicaId
 
@@ -44,16 +44,16 @@ class State(Enum):
 
 
 class Lease:
-    """Made by `Fleet.book`, which has booked `work` on `member` already."""
+    """Made by `Fleet.book`, which has put `booking` on `member` already."""
 
     __slots__ = (
-        "_ahead_tokens", "_batch", "_began_s", "_demand", "_member", "_outputs", "_placed_s", "_state", "_work",
-        "placement", "replica", "reserve_tokens",
+        "_ahead_tokens", "_batch", "_began_s", "_booking", "_demand", "_member", "_outputs", "_placed_s", "_state",
+        "_work", "placement", "replica", "reserve_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, member: Member, demand: Demand, work: Work, placement: Placement, *, now: float, reserve_tokens: int,
-        ahead_tokens: int, outputs: OutputEstimates,
+        self, member: Member, demand: Demand, work: Work, placement: Placement, *, booking: Booking, now: float,
+        reserve_tokens: int, ahead_tokens: int, outputs: OutputEstimates,
     ) -> None:  # fmt: skip
         self.replica: Replica = member.replica
         self.placement = placement
@@ -61,6 +61,7 @@ class Lease:
         self._member = member
         self._demand = demand
         self._work = work
+        self._booking = booking
         self._outputs = outputs
         self._ahead_tokens = ahead_tokens
         self._placed_s = now
@@ -120,18 +121,12 @@ class Lease:
 
     def _begin(self) -> None:
         self._state = State.BEGAN
-        self._member.begin(self._work.sequences, self._work.miss_tokens)
+        self._member.begin(self._booking)
         self._batch = self._member.view.sequences
 
     def _settle(self) -> None:
-        work, began = self._work, self._state is State.BEGAN
-        self._state = State.SETTLED
-        self._member.give_back(
-            work.sequences,
-            int(work.kv_tokens),
-            prefill_tokens=0 if began else work.miss_tokens,
-            running=work.sequences if began else 0,
-        )
+        has_begun, self._state = self._state is State.BEGAN, State.SETTLED
+        self._member.give_back(self._booking, has_begun=has_begun)
 
     def _learn(self, now: float, usage: Usage) -> None:
         self._outputs.learn(self._demand, usage.completion_tokens)

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from math import inf
 
+from msgspec import Struct
+
 from kvroute.routing.cost import View
 from kvroute.routing.demand import Promise
+from kvroute.routing.pinned import PinnedShare
 from kvroute.routing.rates import ModelRates, Rates, Speed
 from kvroute.routing.replica import Load, Replica
 
@@ -22,13 +25,24 @@ REPORT_LIFE_S = 15.0  # what an older report says about unexplained load is no l
 NOTHING = Promise()
 
 
+class Booking(Struct, frozen=True):
+    """What one request holds on a replica, fixed when it is placed so that exactly that is given back."""
+
+    sequences: int
+    prefill_tokens: int
+    kv_tokens: int
+    hit_tokens: int
+    output_tokens: int  # expected, of all sequences
+
+
 class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
-        "_before", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version", "_stray", "_view",
-        "failures", "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others",
-        "prefill_tokens", "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
+        "_before", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version",
+        "_stray", "_view", "failures", "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates",
+        "number", "others", "pinned", "prefill_tokens", "prompt_limits", "replica", "requests", "running",
+        "sequences", "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -45,6 +59,9 @@ class Member:
         self.kv_tokens = 0
         self.others = NOTHING  # the other routers' sum
         self.speed = Speed()
+        self.pinned = PinnedShare()
+        self._live_hits = 0  # hit tokens of the requests that have begun
+        self._live_new = 0  # tokens that these have computed and generated, roughly
         self.stray_until_s = inf
         self._stray = NOTHING  # load that no router explains
         self._peak = self._before = NOTHING  # highest sums of promises in this window and in the one before
@@ -104,31 +121,39 @@ class Member:
             kv_tokens=self.kv_tokens + others.kv_tokens + stray.kv_tokens,
             capacity_tokens=replica.capacity_tokens,
             max_num_seqs=replica.max_num_seqs,
+            pinned_share=self.pinned.value,
             filled_tokens=min(max(computed, 0), replica.capacity_tokens or 0),
         )
 
-    def book(self, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
+    def book(self, booking: Booking) -> None:
         """Promise a request."""
         self.requests += 1
-        self.sequences += sequences
-        self.prefill_tokens += prefill_tokens
-        self.kv_tokens += kv_tokens
+        self.sequences += booking.sequences
+        self.prefill_tokens += booking.prefill_tokens
+        self.kv_tokens += booking.kv_tokens
         self._changed()
         self._raise_peak()
 
-    def begin(self, sequences: int, prefill_tokens: int) -> None:
+    def begin(self, booking: Booking) -> None:
         """Note that a request's prefill is over."""
-        self.running += sequences
-        self.prefill_tokens -= prefill_tokens
-        self._changed()
+        self.prefill_tokens -= booking.prefill_tokens
+        self._run(booking, 1)
 
-    def give_back(self, sequences: int, kv_tokens: int, *, prefill_tokens: int, running: int) -> None:
+    def give_back(self, booking: Booking, *, has_begun: bool) -> None:
         """Take back what a request still held."""
         self.requests -= 1
-        self.sequences -= sequences
-        self.running -= running
-        self.prefill_tokens -= prefill_tokens
-        self.kv_tokens -= kv_tokens
+        self.sequences -= booking.sequences
+        self.kv_tokens -= booking.kv_tokens
+        if has_begun:
+            self._run(booking, -1)
+        else:
+            self.prefill_tokens -= booking.prefill_tokens
+        self._changed()
+
+    def _run(self, booking: Booking, sign: int) -> None:
+        self.running += sign * booking.sequences
+        self._live_hits += sign * booking.hit_tokens
+        self._live_new += sign * (booking.prefill_tokens + booking.output_tokens // 2)  # answers are half done
         self._changed()
 
     def set_others(self, promise: Promise) -> None:
@@ -144,6 +169,9 @@ class Member:
             self._before, self._peak, self._peak_since_s = self._peak, self._sum(), now
         self.load = load
         used_tokens = int(load.kv_used_fraction * (self.replica.capacity_tokens or 0))
+        if self.kv_tokens:
+            ours = self.kv_tokens / (self.kv_tokens + self.others.kv_tokens)
+            self.pinned.learn(self._live_hits, self._live_new, used_tokens * ours)
         self._stray = Promise(
             max(load.running + load.waiting - max(self._peak.requests, self._before.requests), 0),
             0,

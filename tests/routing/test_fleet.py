@@ -87,8 +87,10 @@ def test_a_health_check_forgives_failures():
         router.place(ask(10), {}, now=0.0).finish(Outcome.FAILED, 1.0)
     with pytest.raises(NoReplica, match="r0: failing"):
         router.place(ask(10), {}, now=1.0)
+    assert router.fleet.is_failing(R0)
     router.fleet.set_health(R0, True)
     assert router.place(ask(10), {}, now=1.0).replica.id == R0
+    assert not router.fleet.is_failing(R0)
 
 
 def test_others_promises_are_replaced_not_added():

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvroute.routing.demand import Promise
-from kvroute.routing.member import FAILURES_MAX, PEAK_WINDOW_S, REPORT_LIFE_S, Member
+from kvroute.routing.member import FAILURES_MAX, PEAK_WINDOW_S, REPORT_LIFE_S, Booking, Member
 from kvroute.routing.rates import ModelRates
 from kvroute.routing.replica import Load
 from tests.routing.builders import ROUND, replica
+
+
+def booking(sequences: int, prefill_tokens: int, kv_tokens: int, hit_tokens: int = 0) -> Booking:
+    return Booking(sequences, prefill_tokens, kv_tokens, hit_tokens, 0)
 
 
 def member(**fields: object) -> Member:
@@ -16,7 +22,7 @@ def member(**fields: object) -> Member:
 def test_a_view_sums_all_routers_promises():
     """Pricing sees what every router promised, not only this one."""
     r0 = member()
-    r0.book(sequences=2, prefill_tokens=100, kv_tokens=500)
+    r0.book(booking(2, 100, 500))
     r0.set_others(Promise(requests=3, prefill_tokens=1_000, kv_tokens=7_000))
     view = r0.view
     assert (view.sequences, view.running, view.pending_prefill_tokens, view.kv_tokens) == (5, 3, 1_100, 7_500)
@@ -29,7 +35,7 @@ def test_a_view_is_kept_until_something_changes():
     assert r0.view is before
     r0.set_others(Promise())
     assert r0.view is before
-    r0.book(sequences=1, prefill_tokens=1, kv_tokens=1)
+    r0.book(booking(1, 1, 1))
     assert r0.view is not before
 
 
@@ -45,7 +51,7 @@ def test_available_means_healthy_not_draining_and_not_failing():
 def test_a_report_of_what_was_promised_adds_nothing():
     """Requests that this router sent are not counted again when the engine's gauges show them."""
     r0 = member()
-    r0.book(sequences=4, prefill_tokens=100, kv_tokens=10_000)
+    r0.book(booking(4, 100, 10_000))
     r0.report(Load(running=3, waiting=1, kv_used_fraction=0.1), now=1.0)
     assert (r0.view.sequences, r0.view.kv_tokens) == (4, 10_000)
 
@@ -54,8 +60,8 @@ def test_requests_that_have_just_ended_do_not_linger_in_lagging_gauges():
     """A gauge that still shows requests which ended a moment ago is not taken for foreign load."""
     r0 = member()
     r0.report(Load(), now=0.0)
-    r0.book(sequences=4, prefill_tokens=100, kv_tokens=10_000)
-    r0.give_back(4, 10_000, prefill_tokens=100, running=0)
+    r0.book(booking(4, 100, 10_000))
+    r0.give_back(booking(4, 100, 10_000), has_begun=False)
     r0.report(Load(running=4, kv_used_fraction=0.1), now=PEAK_WINDOW_S + 1)
     assert (r0.view.sequences, r0.view.kv_tokens) == (0, 0)
 
@@ -88,6 +94,17 @@ def test_the_engines_counters_say_how_full_the_cache_is():
 def test_adopting_new_figures_keeps_promises_and_health():
     """A replica that tells its capacity later does not lose what was promised to it."""
     r0 = member(capacity_tokens=None)
-    r0.book(sequences=1, prefill_tokens=10, kv_tokens=20)
+    r0.book(booking(1, 10, 20))
     r0.adopt(replica("r0", capacity_tokens=5_000), ModelRates(ROUND))
     assert (r0.view.capacity_tokens, r0.promise) == (5_000, Promise(1, 10, 20))
+
+
+def test_a_prefix_that_all_share_is_booked_once():
+    """Where the engine holds far less than the hits summed over its requests, hits weigh less in the next booking."""
+    r0 = member()
+    for _ in range(40):
+        r0.book(booking(1, 100, 4_100, hit_tokens=4_000))
+        r0.begin(booking(1, 100, 4_100, hit_tokens=4_000))
+    for second in range(30):
+        r0.report(Load(running=40, kv_used_fraction=0.20), now=float(second))
+    assert r0.view.pinned_share == pytest.approx((20_000 - 4_000) / 160_000)
