@@ -70,8 +70,8 @@ class Fleet:
         if len(self._members) >= REPLICAS_MAX:
             raise ConfigError(f"replica {replica.id}: one router handles at most {REPLICAS_MAX} replicas")
         self._joined += 1
-        self._members[replica.id] = Member(replica, self._joined, self._rates.of(base_of(replica)))
-        self._sort()
+        member = self._members[replica.id] = Member(replica, self._joined, self._rates.of(base_of(replica)))
+        self._list(member)
 
     def update(self, replica: Replica) -> None:
         """Take on what a known replica says about itself; an unknown one is left alone."""
@@ -162,8 +162,11 @@ class Fleet:
     def _sort(self) -> None:
         self._serving = {}
         for member in self._members.values():
-            for name in member.prompt_limits:
-                self._serving.setdefault(name, []).append(member)
+            self._list(member)
+
+    def _list(self, member: Member) -> None:
+        for name in member.prompt_limits:
+            self._serving.setdefault(name, []).append(member)
 
 
 def base_of(replica: Replica) -> str:
