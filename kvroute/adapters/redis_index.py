@@ -1,0 +1,225 @@
+"""The index in Redis, shared by all routers; when it fails, this router's own placements answer: the shadow.
+
+`match` is one script call per chain and shard, all in one write and one round trip, with a deadline. `record` and
+`correct` go out with the next write and are not waited for. Everything slow, heartbeats, replaying logs, feeding again,
+sweeping, is done by `redis_upkeep` in one background task.
+
+Keys, all of one shard under one hash tag `{kvr:v1:<deployment>:<namespace>:<s>}`: buckets `b..` of blocks (write.lua),
+registry, leases and epoch (beat.lua), one log and snapshot per slot. docs/decisions/002 says why blocks lie in buckets,
+003 how several routers feed it without events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+
+from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
+from kvroute.adapters.redis_link import Link
+from kvroute.adapters.redis_owner import Write, corrected, part_of, sent
+from kvroute.adapters.redis_shard import Member, Shard, calls, shard_number
+from kvroute.adapters.redis_upkeep import Upkeep
+from kvroute.adapters.redis_wire import Reply
+from kvroute.kv.chain import PrefixChain, blocks_in
+from kvroute.routing.replica import Holding, ReplicaId
+
+DEADLINE_S = 0.005
+PROBES_MAX = 160  # spent on exact depths; a coarse pass over any chain takes at most about 80 of them
+BUSY_S = 0.002  # a timer that fires this much late says that our own event loop was busy, not Redis
+
+
+class _Lookup:
+    """The calls of one `match`, until all are answered, one has failed, or time is up."""
+
+    def __init__(self, calls: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.replies: list[Reply] = [None] * calls
+        self.is_late = False
+        self._missing = calls
+        self._loop = loop
+        self.done: asyncio.Future[bool] = loop.create_future()
+
+    def answer(self, number: int, reply: Reply) -> None:
+        if self.done.done():
+            return
+        self.replies[number] = reply
+        self._missing -= 1
+        if isinstance(reply, Exception):
+            self.done.set_result(False)
+        elif not self._missing:
+            self.done.set_result(True)
+
+    def expire(self, due_s: float, is_last: bool = False) -> None:
+        if self.done.done():
+            return
+        now_s = self._loop.time()
+        if now_s > due_s + BUSY_S and not is_last:
+            # The answer may lie in the socket, unread: let the loop look once more.
+            self._loop.call_later(BUSY_S, self.expire, now_s + BUSY_S, True)
+            return
+        self.is_late = True
+        self.done.set_result(False)
+
+
+class RedisIndex:
+    """The shared index. Routers of one deployment have the same `deployment` and `shards`; `router_id` is their own."""
+
+    def __init__(
+        self, link: Link, *, deployment: str, router_id: str, deadline_s: float = DEADLINE_S, shards: int = 1
+    ) -> None:
+        self.shadow = MemoryIndex()
+        self.stats = IndexStats()
+        self.probes = 0  # of the last lookup
+        self._link = link
+        self._deployment = deployment
+        self._deadline_s = deadline_s
+        self._shard_count = shards
+        self._shards: dict[Namespace, list[Shard]] = {}
+        self._homes: dict[ReplicaId, Shard] = {}
+        self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin the upkeep. The link is its owner's to start and close."""
+        self._link.on_up.append(self._on_up)
+        await self._upkeep.once()
+        self._task = asyncio.get_running_loop().create_task(self._upkeep.run(), name="kvroute-index-upkeep")
+
+    async def close(self) -> None:
+        """Stop the upkeep and hand the leases to the other routers."""
+        with contextlib.suppress(ValueError):
+            self._link.on_up.remove(self._on_up)
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._upkeep.sign_off()
+
+    def join(self, replica: ReplicaId, namespace: Namespace, capacity_blocks: int) -> None:
+        """Admit a replica, or take it on from where other routers are. Other values than before begin a new life."""
+        shard = self._homes.get(replica)
+        if shard and shard.namespace == namespace and shard.members[replica].capacity_blocks == capacity_blocks:
+            return
+        self.leave(replica)
+        self.shadow.join(replica, namespace, capacity_blocks)
+        if namespace not in self._shards:
+            self._shards[namespace] = [Shard(self._deployment, namespace, n) for n in range(self._shard_count)]
+        shard = self._shards[namespace][shard_number(replica, self._shard_count)]
+        shard.members[replica] = Member(replica, capacity_blocks)
+        shard.next_beat_s = 0.0
+        self._homes[replica] = shard
+        self._upkeep.wake()
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Forget a replica and all that it held, in every router."""
+        shard = self._homes.pop(replica, None)
+        if shard is None:
+            return
+        self.shadow.leave(replica)
+        member = shard.members.pop(replica)
+        self._upkeep.retire(shard, member)
+        if not any(s.members for s in self._shards[shard.namespace]):
+            del self._shards[shard.namespace]
+
+    async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
+        """Return the holdings of every chain: of the shared index, or of the shadow when that is late or down."""
+        self.stats.lookups += 1
+        shards = self._shards.get(namespace, ())
+        if not shards:
+            return Match(({},) * len(chains), "index")
+        answer = await self._ask(namespace, shards, chains)
+        if answer is not None:
+            return Match(answer, "index")
+        self.stats.local_answers += 1
+        return Match(tuple(self.shadow.holding(namespace, chain) for chain in chains), "local")
+
+    def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
+        """Note that the replica holds all blocks of the chain from now on."""
+        change = self.shadow.apply(replica, chain)
+        if change is None:
+            return
+        self.stats.records += 1
+        self.stats.blocks = self.shadow.stats.blocks
+        self._send(replica, [Write(b"+", change.stored)] if change.stored else [], sent(chain, change.held))
+
+    def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
+        """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
+        if self.shadow.apply(replica, chain, held_blocks) is None or held_blocks >= blocks_in(chain):
+            return
+        self.stats.blocks = self.shadow.stats.blocks
+        self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks))
+
+    async def _ask(
+        self, namespace: Namespace, shards: Sequence[Shard], chains: Sequence[PrefixChain]
+    ) -> tuple[Holding, ...] | None:
+        """Look all chains up in Redis; None where it does not answer in time."""
+        loop = asyncio.get_running_loop()
+        lookup = _Lookup(len(shards) * len(chains), loop)
+        calls = [(shard, chain) for chain in chains for shard in shards]
+        for number, (shard, chain) in enumerate(calls):
+            arguments = (shard.version, chain, PROBES_MAX)
+            answer = partial(lookup.answer, number)
+            if not shard.is_ready or not self._link.run("lookup", shard.prefix, arguments, answer):
+                return None
+        timer = loop.call_later(self._deadline_s, lookup.expire, loop.time() + self._deadline_s)
+        try:
+            is_answered = await lookup.done
+        finally:
+            timer.cancel()
+        if is_answered:
+            return self._read(namespace, shards, chains, lookup.replies)
+        if lookup.is_late:
+            self.stats.late += 1
+            self._link.suspect()
+        else:
+            self.stats.errors += 1
+        return None
+
+    def _read(
+        self, namespace: Namespace, shards: Sequence[Shard], chains: Sequence[PrefixChain], replies: list[Reply]
+    ) -> tuple[Holding, ...] | None:
+        holdings: list[dict[ReplicaId, int]] = [{} for _ in chains]
+        self.probes = 0
+        for number, reply in enumerate(replies):
+            probes = shards[number % len(shards)].read_lookup(reply, holdings[number // len(shards)])
+            if probes is None:  # Redis is another one than the one that we fed
+                self._upkeep.wake()
+                return None
+            self.probes += probes
+        if any(shard.is_feeding for shard in shards):
+            for chain, holding in zip(chains, holdings, strict=True):
+                for replica, blocks in self.shadow.holding(namespace, chain).items():
+                    holding[replica] = max(blocks, holding.get(replica, 0))
+        return tuple(holdings)
+
+    def _send(self, replica: ReplicaId, writes: list[Write], record: bytes) -> None:
+        """Write a replica's bits, and with the last of them its log entry."""
+        shard = self._homes[replica]
+        member = shard.members[replica]
+        if not shard.is_ready or member.token is None:
+            member.is_stale = True
+            return
+        batches = list(calls(writes)) or [[]]
+        for number, batch in enumerate(batches):
+            entry = record if number == len(batches) - 1 else b""
+            written = partial(self._written, shard, member)
+            if not self._link.run("write", shard.prefix, shard.write(member, b"", entry, batch), written):
+                self.stats.writes_dropped += 1
+                member.is_stale = True
+                return
+        self._upkeep.is_busy = True
+
+    def _written(self, shard: Shard, member: Member, reply: Reply) -> None:
+        self._upkeep.judge(shard, member, reply)
+
+    def _on_up(self) -> None:
+        """The link came up: nothing is known of this Redis until it has answered a heartbeat."""
+        self.stats.reconnects += 1
+        for shard in self._all_shards():
+            shard.is_ready = False
+        self._upkeep.wake()
+
+    def _all_shards(self) -> list[Shard]:
+        return [shard for shards in self._shards.values() for shard in shards if shard.members]

@@ -1,0 +1,107 @@
+"""The owner of a replica: turns what all routers sent to it into what it must have evicted.
+
+Every router writes the bits of what it sends at once and appends the chain to the replica's log. One router, the owner,
+replays that log into a Residency and clears the bits that no longer fit. Pure: records in, writes out; `redis_index`
+reads the log and executes the writes.
+
+Order. Redis executes a sender's write and its log entry together. A block can be sent again between the owner's
+decision to clear it and the clearing. So whatever a record stores is written again by the owner when its blocks were
+cleared after the record was logged: by this batch (`cleared`), or by the last one (`clean_after`). Once the log has
+been replayed and the writes were executed, the bits are exactly the Residency.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from kvroute.kv.chain import HASH_BYTES, PrefixChain
+from kvroute.kv.residency import GROUP_BLOCKS, Residency, Run
+
+LogId = tuple[int, int]
+START: LogId = (0, 0)
+
+_HEAD = struct.Struct("<cI")  # kind, blocks
+_SENT, _CORRECTED = b"s", b"c"
+
+
+class Write(Struct, frozen=True):
+    """Set or clear the replica's bit on a run of blocks."""
+
+    op: bytes  # b"+" or b"-"
+    run: Run
+
+
+def sent(chain: PrefixChain, known_blocks: int) -> bytes:
+    """Log that a chain was sent, and that its sender has set the bits beyond the first `known_blocks`."""
+    return _HEAD.pack(_SENT, known_blocks) + chain
+
+
+def corrected(chain: PrefixChain, held_blocks: int) -> bytes:
+    """Log that a replica turned out to hold only the first `held_blocks` blocks of a chain."""
+    return _HEAD.pack(_CORRECTED, held_blocks) + chain
+
+
+def log_id(text: bytes) -> LogId:
+    """Read the id of a log entry, `milliseconds-number`."""
+    ms, _, number = text.partition(b"-")
+    return int(ms), int(number)
+
+
+def part_of(chain: bytes, first: int, end: int | None = None) -> Run:
+    """Return the blocks of a chain from depth `first` on, up to `end`."""
+    start = first - first % GROUP_BLOCKS
+    stop = None if end is None else end * HASH_BYTES
+    return Run(first - start, chain[start * HASH_BYTES : stop])
+
+
+class Owner:
+    """One replica's log, as far as it was replayed."""
+
+    def __init__(self, capacity_blocks: int, snapshot: bytes | None = None, log_end: bytes = b"0-0") -> None:
+        self.residency = Residency(capacity_blocks)
+        self.last_id = START
+        self.evictions = 0
+        self.bytes_since_snapshot = 0
+        self.snapshot_at_s = 0.0
+        # The log's end when bits were last cleared. A predecessor may have cleared up to the moment of the takeover.
+        self._clean_after = log_id(log_end)
+        if snapshot is not None:
+            head, _, packed = snapshot.partition(b" ")
+            residency = Residency.unpack(packed)
+            if residency.capacity_blocks == capacity_blocks:
+                self.residency, self.last_id = residency, log_id(head)
+
+    def replay(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Write]:
+        """Take in log entries (id, record) and return what has to be written, in order."""
+        writes: list[Write] = []
+        cleared: set[bytes] = set()  # first blocks of the runs that this batch clears
+        for text, record in entries:
+            self.last_id = log_id(text)
+            self.bytes_since_snapshot += len(record)
+            kind, blocks = _HEAD.unpack_from(record)
+            chain = PrefixChain(record[_HEAD.size :])
+            if kind == _CORRECTED:
+                change = self.residency.correct(chain, blocks)
+            else:
+                change = self.residency.record(chain)
+                self.evictions += sum(map(len, change.evicted))
+            writes += [Write(b"-", run) for run in change.evicted]
+            cleared.update(run.blocks[:HASH_BYTES] for run in change.evicted)
+            if change.stored is None:
+                continue
+            if self.last_id <= self._clean_after or change.stored.blocks[:HASH_BYTES] in cleared:
+                writes.append(Write(b"+", change.stored))
+            elif change.held < blocks:
+                writes.append(Write(b"+", part_of(chain, change.held, blocks)))
+        return writes
+
+    def cleared(self, log_end: bytes) -> None:
+        """Note how far the log reached when the writes were executed."""
+        self._clean_after = log_id(log_end)
+
+    def snapshot(self) -> tuple[str, bytes]:
+        """Return the id of the last record in it, and the packed Residency."""
+        return f"{self.last_id[0]}-{self.last_id[1]}", self.residency.pack()

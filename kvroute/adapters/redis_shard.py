@@ -1,0 +1,123 @@
+"""One shard of the index as a router knows it: the keys' prefix, the epoch, which slot stands for which replica.
+
+A namespace has S shards (S = 1 unless Redis is a cluster); a replica's bits, log, lease and snapshot lie in one of
+them, under one hash tag. This file decodes replies and keeps the registry; it sends nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvroute.adapters.index import Namespace
+from kvroute.adapters.redis_owner import Owner, Write
+from kvroute.adapters.redis_wire import Argument, Reply
+from kvroute.kv.chain import HASH_BYTES, PrefixChain
+from kvroute.kv.residency import Run
+from kvroute.routing.replica import ReplicaId
+
+LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
+PIECE_BLOCKS = 256  # written by one script call, so that no call keeps Redis busy for more than about a millisecond
+
+
+class Member:
+    """A replica that this router serves, in one shard."""
+
+    def __init__(self, replica: ReplicaId, capacity_blocks: int) -> None:
+        self.replica = replica
+        self.capacity_blocks = capacity_blocks
+        self.token: bytes | None = None  # slot and generation, None until registered in this epoch
+        self.adopted_s = -math.inf  # when another router began the life that we are in
+        self.feed: Iterator[tuple[PrefixChain, int]] | None = None  # what is still to be sent again
+        self.is_stale = False  # records were not sent: feed again
+        self.feed_after_s = 0.0  # not before, because the last attempt failed
+        self.lease: bytes | None = None  # fence and router, while this router owns the replica's log
+        self.owner: Owner | None = None  # loaded after the lease was taken
+
+    @property
+    def slot(self) -> bytes:
+        assert self.token is not None
+        return self.token.partition(b".")[0]
+
+    def forget(self) -> None:
+        """Drop everything that belongs to an epoch or a life that is over."""
+        self.token, self.feed, self.lease, self.owner = None, None, None, None
+
+
+class Shard:
+    """One prefix of keys and what this router knows about it."""
+
+    def __init__(self, deployment: str, namespace: Namespace, number: int) -> None:
+        self.prefix = f"{{kvr:v1:{deployment}:{namespace}:{number}}}".encode()
+        self.namespace = namespace
+        self.members: dict[ReplicaId, Member] = {}
+        self.is_ready = False  # registered since the link came up: what Redis says here can be understood
+        self.epoch = b""
+        self.version = b""
+        self.replicas: dict[int, ReplicaId] = {}  # by slot: all replicas of the registry, other routers' too
+        self.is_feeding = False  # Redis does not have all yet that this router placed
+        self.next_beat_s = 0.0
+        self.is_sweeping = True  # until Redis says that no dead slot is left
+
+    def read_registry(self, version: bytes, flat: Sequence[bytes]) -> dict[ReplicaId, bytes]:
+        """Take over the registry, and return its tokens."""
+        tokens = {ReplicaId(flat[i].decode()): flat[i + 1] for i in range(0, len(flat), 2)}
+        self.version = version
+        self.replicas = {int(token.partition(b".")[0]): replica for replica, token in tokens.items()}
+        return tokens
+
+    def read_lookup(self, reply: Reply, holding: dict[ReplicaId, int]) -> int | None:
+        """Add a lookup's answer to `holding`; return its probes, or None where it is of another epoch than ours."""
+        version, registry = reply[0], reply[1]
+        if version != self.version:
+            if version.partition(b".")[0] != self.epoch:
+                self.is_ready = False
+                return None
+            self.read_registry(version, registry or [])
+        replicas, seen = self.replicas, 0
+        for i in range(3, len(reply), 2):
+            data = reply[i + 1]
+            slots = int.from_bytes(data[1:], "little") << (8 * data[0])
+            fresh, seen = slots & ~seen, seen | slots
+            while fresh:
+                replica = replicas.get((fresh & -fresh).bit_length() - 1)
+                if replica is not None:
+                    holding[replica] = reply[i]
+                fresh &= fresh - 1
+        return int(reply[2])
+
+    def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> tuple[Argument, ...]:
+        """Return the arguments of write.lua."""
+        assert member.token is not None
+        head = (self.epoch, member.replica, member.token, lease, log, LOG_RECORDS_MAX)
+        return (*head, *(part for one in writes for part in (one.op, one.run.skip, one.run.hashes)))
+
+
+def shard_number(replica: ReplicaId, shards: int) -> int:
+    """Return the shard that keeps a replica: the same for every router."""
+    return zlib.crc32(replica.encode()) % shards if shards > 1 else 0
+
+
+def pieces(op: bytes, run: Run) -> list[Write]:
+    """Cut a run into pieces that one script call may write; cleared from its tail, so that it stays a prefix."""
+    size = PIECE_BLOCKS * HASH_BYTES
+    if len(run.hashes) <= size:
+        return [Write(op, run)]
+    cut = [run.hashes[at : at + size] for at in range(0, len(run.hashes), size)]
+    cut_writes = [Write(op, Run(run.skip if i == 0 else 0, hashes)) for i, hashes in enumerate(cut)]
+    return cut_writes if op == b"+" else cut_writes[::-1]
+
+
+def calls(writes: Iterable[Write]) -> Iterator[list[Write]]:
+    """Gather writes, in order, into as few calls as may be."""
+    call: list[Write] = []
+    blocks = 0
+    for write in (piece for one in writes for piece in pieces(one.op, one.run)):
+        if call and blocks + len(write.run) > PIECE_BLOCKS:
+            yield call
+            call, blocks = [], 0
+        call.append(write)
+        blocks += len(write.run)
+    if call:
+        yield call

@@ -1,0 +1,45 @@
+-- Set or clear a slot's bits.  KEYS: prefix.  ARGV: epoch, replica, token, lease ('' from a sender), log ('' for none),
+-- records the log may hold, then op ('+' or '-'), skip, hashes; op, skip, hashes; ...
+-- Reply: the log's last id; or 'E' (another epoch), 'T' (another life of the replica), 'F' (another owner), 'L' (log full).
+-- Hashes begin at a group's first block; the first `skip` of them only name their group.
+--use bits
+local prefix, call, sub = KEYS[1], redis.call, string.sub
+if call('HGET', prefix .. 'm', 'epoch') ~= ARGV[1] then return 'E' end
+if call('HGET', prefix .. 'r', ARGV[2]) ~= ARGV[3] then return 'T' end
+local slot = tonumber(string.match(ARGV[3], '^%d+'))
+if ARGV[4] ~= '' and call('HGET', prefix .. 'o', slot) ~= ARGV[4] then return 'F' end
+local log = prefix .. 's' .. slot
+if ARGV[5] ~= '' and call('XLEN', log) >= tonumber(ARGV[6]) then return 'L' end
+
+local byte, bit = math.floor(slot / 8), 2 ^ (slot % 8)
+local function group(change, bucket, fields)
+  local old = call('HMGET', bucket, unpack(fields))
+  local put, gone = {}, {}
+  for i, field in ipairs(fields) do
+    local new = change(old[i], byte, bit)
+    if not new then
+      if old[i] then gone[#gone + 1] = field end
+    elseif new ~= old[i] then
+      put[#put + 1] = field
+      put[#put + 1] = new
+    end
+  end
+  if #put > 0 then call('HSET', bucket, unpack(put)) end
+  if #gone > 0 then call('HDEL', bucket, unpack(gone)) end
+end
+
+for at = 7, #ARGV, 3 do
+  local change, skip, hashes = ARGV[at] == '+' and with or without, tonumber(ARGV[at + 1]), ARGV[at + 2]
+  local blocks = #hashes / 8
+  for head = 0, blocks - 1, 16 do
+    local fields = {}
+    for depth = math.max(head, skip), math.min(head + 16, blocks) - 1 do
+      fields[#fields + 1] = sub(hashes, 8 * depth + 1, 8 * depth + 6)
+    end
+    if #fields > 0 then group(change, prefix .. 'b' .. sub(hashes, 8 * head + 1, 8 * head + 2), fields) end
+  end
+end
+if ARGV[5] ~= '' then return call('XADD', log, '*', 'd', ARGV[5]) end
+if ARGV[4] == '' then return '' end
+local last = call('XREVRANGE', log, '+', '-', 'COUNT', 1)
+return last[1] and last[1][1] or '0-0'
