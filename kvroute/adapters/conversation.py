@@ -70,7 +70,7 @@ def conversation_of(messages: Sequence[Any], *, as_parts: bool, mark: str | None
             prepared: Message = {"role": role, "content": content}
         else:
             prepared = {"role": role, "content": _content_of(role, content, as_parts, mark)}
-        if len(message) > 2 or role == "developer":
+        if len(message) > 2 or content is None or role == "developer":
             _add_fields(prepared, message)
         conversation.append(prepared)
     return conversation

@@ -74,9 +74,12 @@ class LocalTokens:
         The last sampled token was never fed back, so its KV does not exist. An end-of-turn token is counted by the
         engine and is not part of the text.
         """
-        if not (prompt.exact and prompt.ids and self._may_extend and _is_encodable(answer)):
+        if not (prompt.exact and prompt.ids and self._may_extend):
             return None
-        [added] = await self._encode([answer], len(answer))
+        try:
+            [added] = await self._encode([answer], len(answer))
+        except CannotRender:
+            return None
         if completion_tokens - len(added) // TOKEN_BYTES not in (0, 1):
             return None
         held_tokens = prompt.tokens + completion_tokens - 1
@@ -94,9 +97,10 @@ class LocalTokens:
 
     async def _tokens(self, text: str, special: bool, block_size: int, root: Root) -> tuple[TokenBytes, PrefixChain]:
         """Return a text's ids and chain, from a known start where there is one."""
-        if not _is_encodable(text):
-            raise CannotRender("the text holds half of a surrogate pair")
-        data = text.encode()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise CannotRender("the text holds half of a surrogate pair") from None
         before, after = self.tokenizer.surroundings if special else (b"", b"")
         if before or after:  # a chain from another first token shares nothing with the starts that are known
             [ids] = await self._encode([text], len(data))
@@ -130,6 +134,12 @@ class LocalTokens:
             self.known.add(data, cut, ids[:end], chain_key, whole_blocks(chain, ids[:end], chain_key[0]))
 
     async def _encode(self, texts: list[str], size_bytes: int) -> list[bytes]:
+        try:
+            return await self._encode_somewhere(texts, size_bytes)
+        except ValueError as error:  # half of a surrogate pair, or a library that gives up on a text
+            raise CannotRender(f"the text cannot be tokenised: {error}") from error
+
+    async def _encode_somewhere(self, texts: list[str], size_bytes: int) -> list[bytes]:
         if self._pool is None or size_bytes <= self._inline_bytes or self._waiting >= POOL_WAITING_MAX:
             return self.tokenizer.encode_parts(texts)
         self._waiting += 1
@@ -137,17 +147,6 @@ class LocalTokens:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self.tokenizer.encode_parts, texts)
         finally:
             self._waiting -= 1
-
-
-def _is_encodable(text: str) -> bool:
-    """Return whether a text is valid Unicode; JSON can smuggle in half of a surrogate pair."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _sample_text(renderer: Renderer) -> str:

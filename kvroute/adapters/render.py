@@ -109,7 +109,7 @@ def _arguments_of(chat: ChatPrompt) -> dict[str, Any]:
     }
     if chat.reasoning_effort is not None and "enable_thinking" not in asked:
         fields["enable_thinking"] = chat.reasoning_effort != "none"
-    given = {name: value for name, value in {**asked, **fields}.items() if value not in UNSET}
+    given = {name: value for name, value in [*asked.items(), *fields.items()] if value not in UNSET}
     merged = {"tools": tools_of(chat.tools), "documents": None, **given}
     if merged["continue_final_message"] and merged["add_generation_prompt"]:
         raise CannotRender("continue_final_message and add_generation_prompt exclude each other")

@@ -108,16 +108,20 @@ class Tokenizer:
         return TokenBytes(before + ids + after)
 
     def encode_parts(self, texts: list[str]) -> list[bytes]:
-        """Return the ids of every text, in one call that leaves the interpreter lock to others."""
+        """Return the ids of every text, in one call that leaves the interpreter lock to others.
+
+        Raises:
+            ValueError: the tokenizer gives up on a text, for instance on a pattern that takes too long.
+        """
         return self._encode(texts, False)
 
     def anchor_for(self, conversation: str) -> str | None:
         """Return the anchor that cuts a sample conversation into the most parts and passes the trial; None without one.
 
-        Of equals the earliest is taken: it stands at the beginning of messages.
+        Of equals the one that comes last is taken: the next turn goes on there.
         """
         found = [anchor for anchor in self.anchors if anchor in conversation]
-        found.sort(key=lambda anchor: (-conversation.count(anchor), conversation.find(anchor)))
+        found.sort(key=lambda anchor: (-conversation.count(anchor), -conversation.rfind(anchor)))
         return next(filter(self.may_cut, found), None)
 
     def may_cut(self, anchor: str) -> bool:
@@ -153,14 +157,13 @@ def _load(path: Path, files: ModelFiles) -> tuple[str, Encode, TokenizerSpec]:
     added = [token for token in map(_added_token, files.added_tokens) if token.content not in known]
     spec = msgspec.structs.replace(spec, added_tokens=(*spec.added_tokens, *added))
     encode = _with_tokenizers(reference, added)
+    texts = [*SAMPLES, "".join(token.content + "x" for token in spec.added_tokens)]
     try:
         faster = _with_fastokens(fastokens.Tokenizer.from_json_str(definition.decode()), added)
-    except ValueError:  # a model that it does not know
-        return "tokenizers", encode, spec
-    texts = [*SAMPLES, "".join(token.content + "x" for token in spec.added_tokens)]
-    if faster(texts, True) != encode(texts, True):
-        return "tokenizers", encode, spec
-    return "fastokens", faster, spec
+        agrees = faster(texts, True) == encode(texts, True)
+    except ValueError:  # a model that it does not know, or text that it cannot encode
+        agrees = False
+    return ("fastokens", faster, spec) if agrees else ("tokenizers", encode, spec)
 
 
 def _added_token(fields: dict[str, Any]) -> AddedToken:
