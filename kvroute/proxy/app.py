@@ -189,7 +189,7 @@ class Service:
     async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(
-            Telemetry(fleet=self.fleet, handler=self.stats, feeds=feeds.stats, readers=feeds.readers, index=store.stats)
+            Telemetry(fleet=self.fleet, handler=self.stats, feeds=feeds.stats, readers=feeds.readers, store=store.stats)
         )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

@@ -45,6 +45,7 @@ READER_COUNTERS = {
     "ask_failures": "Prompts about which no replica gave a usable answer",
     "approximated": "Prompts hashed as chunks of text",
 }
+STORE_GAUGES = {"owned_replicas", "blocks", "ledger_routers"}  # the store's other figures only grow
 
 
 class Telemetry(Collector):
@@ -57,13 +58,13 @@ class Telemetry(Collector):
         handler: HandlerStats,
         feeds: FeedStats,
         readers: Mapping[str, PromptReader],
-        index: Callable[[], Mapping[str, int]],
+        store: Callable[[], Mapping[str, int]],
     ) -> None:
         self._fleet = fleet
         self._handler = handler
         self._feeds = feeds
         self._readers = readers
-        self._index = index
+        self._store = store
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric."""
@@ -71,8 +72,9 @@ class Telemetry(Collector):
         yield from self._of_replicas()
         yield from self._of_readers()
         yield from _counters("feeds", self._feeds, "Watching replicas")
-        for name, value in self._index().items():
-            yield CounterMetricFamily(f"kvroute_index_{name}", f"Index: {name.replace('_', ' ')}", value)
+        for name, value in self._store().items():
+            kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
+            yield kind(f"kvroute_{_prefixed(name)}", f"Shared store: {name.replace('_', ' ')}", value)
 
     def _of_handler(self) -> Iterable[Metric]:
         stats = self._handler
@@ -84,11 +86,6 @@ class Telemetry(Collector):
         yield GaugeMetricFamily("kvroute_requests_held", "Of these, waiting for a replica", stats.held)
         for name, text in HANDLER_COUNTERS.items():
             yield CounterMetricFamily(f"kvroute_{name}", text, getattr(stats, name))
-        yield CounterMetricFamily(
-            "kvroute_index_local_answers",
-            "Lookups answered from this router's own placements, because the shared index was late or down",
-            stats.local_lookups,
-        )
         yield _histogram("kvroute_ttft_seconds", "Time to the first byte of a stream", stats.ttft)
         yield _histogram("kvroute_request_seconds", "Time to the end of an answer", stats.total)
 
@@ -112,6 +109,11 @@ class Telemetry(Collector):
             for model, reader in self._readers.items():
                 counter.add_metric([model], getattr(reader, name))
             yield counter
+
+
+def _prefixed(name: str) -> str:
+    """Return a figure's name with its part of the store in front; the index's own names have none."""
+    return name if name.startswith(("ledger_", "link_", "server_")) else f"index_{name}"
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

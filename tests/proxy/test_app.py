@@ -1,0 +1,89 @@
+"""The whole router: from settings to answers, and its watchers against replicas that come, go and come back."""
+
+import asyncio
+import socket
+
+import pytest
+
+from kvroute.errors import ConfigError
+from kvroute.fake.server import build_replica, serve_replica
+from kvroute.proxy.app import Service
+from tests.proxy.pool import running_pool, settings
+
+WAIT_S = 5.0
+
+
+async def until(condition):
+    """Wait until a condition holds, for a bounded time."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_answers_and_prefers_the_warm_replica():
+    """A conversation that grows stays on the replica that holds it, and its prefix is delivered from the cache."""
+    async with running_pool(2, proxy__expose_prediction=True) as pool:
+        long = "the quick brown fox jumps over the lazy dog " * 40
+        first = await pool.chat(long)
+        second = await pool.chat(long)
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert cached > 0.8 * second["usage"]["prompt_tokens"]
+
+
+async def test_replica_leaves_and_comes_back():
+    """A replica that stops is taken out by its probes, and used again when it is back on its port."""
+    async with running_pool(2) as pool:
+        runner, url = pool.replicas[0]
+        port = int(url.rpartition(":")[2])
+        await runner.cleanup()
+        await until(lambda: not pool.service.fleet.states()[0].is_healthy)
+        assert (await pool.chat("still served"))["choices"]
+        pool.replicas[0] = await serve_replica(build_replica(speed=100.0, kv_tokens=8192), port=port)
+        await until(lambda: pool.service.fleet.states()[0].is_available)
+
+
+async def test_starts_before_its_replicas():
+    """A router that starts first waits for its replicas and then serves them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    service = Service(settings([f"http://127.0.0.1:{port}"]))
+    await service.start()
+    runner = None
+    try:
+        assert service.fleet.states() == ()
+        runner, _ = await serve_replica(build_replica(speed=100.0), port=port)
+        await until(lambda: any(state.is_available for state in service.fleet.states()))
+    finally:
+        await service.stop()
+        if runner:
+            await runner.cleanup()
+
+
+async def test_port_in_use():
+    """A port that is taken is named, with the remedy, and nothing is left open."""
+    async with running_pool(1) as pool:
+        port = int(pool.service.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=r"`listen`: cannot listen on 127\.0\.0\.1.*listen\.port"):
+            await Service(settings(pool.urls, listen__port=port)).start()
+
+
+async def test_stop_lets_requests_end():
+    """A request that is under way when the router stops still gets its answer."""
+    async with running_pool(1) as pool:
+        asking = asyncio.create_task(pool.chat("a last one", max_tokens=200))
+        await until(lambda: pool.service.stats.active == 1)
+        await pool.service.stop()
+        assert (await asking)["usage"]["completion_tokens"] == 200
+
+
+async def test_replica_without_its_model_is_reported_and_harmless():
+    """A URL that is no vLLM server is left out, and the others serve."""
+    async with running_pool(2) as pool:
+        other = Service(settings([pool.urls[0], pool.service.admin_url]))
+        await other.start()
+        try:
+            assert [state.replica.url for state in other.fleet.states()] == [pool.urls[0]]
+        finally:
+            await other.stop()

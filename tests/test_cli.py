@@ -1,0 +1,58 @@
+"""The command line: help, refusals in one line, and settings as they would be used."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from kvroute.cli import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_help_lists_every_command():
+    """Every command is listed with a line of its own."""
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("serve", "replica", "demo", "size"):
+        assert f"\n  {command} " in result.output
+
+
+def test_show_config():
+    """URLs and flags show up in the settings that are printed."""
+    result = run("serve", "--show-config", "--port", "9", "--policy", "random", "http://a:1/", "http://b:2")
+    assert result.exit_code == 0, result.output
+    assert "url: http://a:1\n" in result.output
+    assert "port: 9\n" in result.output
+    assert "policy: random" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], "no replica given"),
+        (["serve", "gpu1:8000"], "http://"),
+        (["serve", "--policy", "best", "http://a"], "round-robin"),
+        (["serve", "-c", "/nowhere/x.yaml"], "/nowhere/x.yaml"),
+        (["serve", "--redis", "http://a", "http://b"], "redis://"),
+        (["replica", "--block-size", "0"], "--block-size"),
+    ],
+)
+def test_refusals(arguments, words):
+    """What cannot work is refused in one line that says why, without a trace."""
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_help_is_quick():
+    """Help imports no service: neither aiohttp nor a tokenizer."""
+    code = (
+        "import sys, kvroute.cli; print([m for m in ('aiohttp', 'fastokens', 'redis', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
