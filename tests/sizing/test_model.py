@@ -6,34 +6,10 @@ from hypothesis import strategies as st
 
 from kvroute.errors import ConfigError
 from kvroute.sizing.capacity import kv_bytes_per_token, kv_bytes_per_token_unbounded, state_bytes
-from kvroute.sizing.layers import Attention, Latent, State
+from kvroute.sizing.layers import Attention
 from kvroute.sizing.model import CONFIG_BYTES_LIMIT, model_from_json, model_of
 from kvroute.sizing.presets import PRESETS
-
-BASE = {
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 8,
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 4096,
-    "vocab_size": 32_000,
-}
-MAMBA2 = {"mamba_n_heads": 32, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4}
-
-
-def windows(**fields):
-    """Read the window of each layer of a small model with these fields."""
-    return [cache.window for cache in model_of({**BASE, **fields}).caches]
-
-
-def kinds(**fields):
-    """Read what each layer of a small model keeps: A(ttention), S(tate) or nothing."""
-    return "".join(
-        "".join("S" if isinstance(cache, State) else "A" for cache in layer) or "-"
-        for layer in model_of({**BASE, **fields}).layers
-    )
+from tests.sizing.shapes import BASE
 
 
 def test_head_count_defaults():
@@ -69,95 +45,6 @@ def test_other_ways_to_say_kv_heads(fields, heads):
     """Multi-query flags and family-specific names give the same count."""
     plain = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
     assert model_of({**plain, **fields}).caches[0] == Attention(heads, 64, 64)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 128}, [128, None] * 4),
-        ({"sliding_window_pattern": 4, "sliding_window": 64}, [64, 64, 64, None] * 2),
-        ({"_sliding_window_pattern": 2, "sliding_window": 64}, [64, None] * 4),
-        ({"sliding_window_pattern": "LLLG", "sliding_window": 64}, [64, 64, 64, None] * 2),
-        ({"interleaved_sliding_window": [None, 32, 32, 32]}, [None, 32, 32, 32] * 2),
-        ({"interleaved_sliding_window": 32, "sliding_window_pattern": 2}, [32, None] * 4),
-        ({"use_sliding_window": False, "sliding_window": 64}, [None] * 8),
-        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6}, [None] * 6 + [64] * 2),
-        ({"sliding_window": None}, [None] * 8),
-        ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 2}, [None] * 8),
-        ({"model_type": "gemma2", "sliding_window": 64}, [64, None] * 4),
-        ({"model_type": "gpt_oss", "sliding_window": 64}, [64, None] * 4),
-        ({"model_type": "mistral", "sliding_window": 64}, [64] * 8),
-        ({"hybrid_layer_pattern": [0, 1, 1, 1, 0, 1, 1, 1], "sliding_window_size": 64}, [None, 64, 64, 64] * 2),
-    ],
-)
-def test_windows_in_every_spelling(fields, expected):
-    """Which layers keep to a window follows from whichever field says so."""
-    assert windows(**fields) == expected
-
-
-def test_a_window_without_a_pattern_is_said():
-    """A window that no field or family assigns to layers is counted as full attention, and noted."""
-    model = model_of({**BASE, "model_type": "novel", "sliding_window": 64})
-    assert {cache.window for cache in model.caches} == {None}
-    assert any("no field says which layers" in note for note in model.notes)
-
-
-def test_chunked_local_attention():
-    """Llama 4 keeps one chunk in three of four layers."""
-    model = model_of({**BASE, "model_type": "llama4_text", "attention_chunk_size": 512})
-    assert [cache.chunk for cache in model.caches] == [512, 512, 512, None] * 2
-    marked = model_of(
-        {**BASE, "model_type": "llama4_text", "attention_chunk_size": 512, "no_rope_layers": [0, 1, 1, 1] * 2}
-    )
-    assert [cache.chunk for cache in marked.caches] == [None, 512, 512, 512] * 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"layer_types": ["mamba", "mamba", "mamba", "attention"] * 2, **MAMBA2}, "SSSASSSA"),
-        ({"layers_block_type": ["mamba", "attention"] * 4, **MAMBA2}, "SA" * 4),
-        ({"attn_layer_indices": [3], **MAMBA2}, "SSSASSSS"),
-        ({"attn_layer_period": 4, "attn_layer_offset": 1, **MAMBA2}, "SASSSASS"),
-        ({"layer_types": ["hybrid"] * 8, **MAMBA2}, "AS" * 8),
-        ({"full_attn_idxs": [2, 5], "conv_L_cache": 3}, "SSASSASS"),
-        ({"layer_types": ["conv", "full_attention"] * 4, "conv_L_cache": 3}, "SA" * 4),
-    ],
-)
-def test_hybrids(fields, expected):
-    """Recurrent layers keep a state and no tokens, in every way of saying which they are."""
-    assert kinds(**fields) == expected
-
-
-def test_nemotron_pattern():
-    """M is Mamba, * attention, - and E keep nothing; n_groups and the 32-bit recurrence count."""
-    fields = {"mamba_num_heads": 32, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
-    model = model_of({**BASE, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*ME-M", **fields})
-    assert [len(layer) for layer in model.layers] == [1, 0, 1, 1, 1, 0, 0, 1]
-    conv, state = (32 * 64 + 2 * 8 * 128) * 3 * 2, 32 * 64 * 128 * 4
-    assert state_bytes(model) == 4 * (conv + state)
-    assert kv_bytes_per_token(model) == 4 * 2 * 64 * 2
-
-
-def test_kimi_linear_counts_layers_from_one():
-    """full_attn_layers of linear_attn_config is one-based; those layers are latent."""
-    linear = {"full_attn_layers": [4, 8], "num_heads": 4, "head_dim": 64, "short_conv_kernel_size": 4}
-    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    model = model_of({**BASE, "model_type": "kimi_linear", "linear_attn_config": linear, **latent})
-    assert [isinstance(layer[0], Latent) for layer in model.layers] == [False, False, False, True] * 2
-
-
-def test_cross_layer_sharing():
-    """Layers that read another layer's cache keep none."""
-    assert kinds(num_kv_shared_layers=3) == "AAAAA---"
-    assert kinds(use_cla=True, cla_share_factor=2) == "A-" * 4
-
-
-def test_pruned_layers():
-    """Pruned Nemotron models say for each layer whether it attends and with how many query heads a KV head."""
-    block = [{"attention": {"n_heads_in_group": 8}}, {"attention": {"no_op": True}}] * 4
-    model = model_of({**BASE, "block_configs": block})
-    assert [layer[0].kv_heads if layer else 0 for layer in model.layers] == [2, 0] * 4
 
 
 def test_windows_with_heads_of_their_own():

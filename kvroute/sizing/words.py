@@ -1,0 +1,29 @@
+"""Figures as people read them. Decimal GB for memory, KiB and MiB for a token, as their sources do."""
+
+from __future__ import annotations
+
+
+def gb(value: int) -> str:
+    """Write bytes as decimal gigabytes."""
+    return f"{value / 1e9:,.1f} GB"
+
+
+def bytes_words(value: int) -> str:
+    """Write bytes exactly, with the binary unit beside them."""
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= size:
+            return f"{value:,} ({value / size:,.4g} {unit})"
+    return f"{value:,}"
+
+
+def tokens(value: int) -> str:
+    """Write a number of tokens."""
+    return f"{value:,}"
+
+
+def seconds(value: float) -> str:
+    """Write a time with three digits, in the unit that suits it."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
