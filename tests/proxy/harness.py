@@ -1,0 +1,202 @@
+"""A whole pool in one process: simulated replicas on real sockets, and the request path before them.
+
+`async with pool(2) as it:` gives the replicas' URLs, the router's URL, and every part of the router to look into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import aiohttp
+from aiohttp import web
+
+from kvroute.adapters.index import MemoryIndex, namespace_of
+from kvroute.adapters.tokens import open_reader
+from kvroute.adapters.upstream import Upstream, UpstreamSettings
+from kvroute.fake.server import build_replica, serve_replica
+from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
+from kvroute.proxy.dispatch import Dispatch, DispatchSettings
+from kvroute.proxy.handler import Handler, HandlerSettings
+from kvroute.proxy.learn import Learner
+from kvroute.proxy.question import Asker
+from kvroute.proxy.stats import HandlerStats
+from kvroute.proxy.tenants import Tenants
+from kvroute.routing.account import Account, Row
+from kvroute.routing.fleet import Fleet
+from kvroute.routing.replica import ModelCard, Replica, ReplicaId
+from kvroute.routing.router import Router
+from kvroute.routing.seen import SeenWindow
+
+MODEL = "sim"
+BLOCK_SIZE = 16
+KV_TOKENS = 65_536
+
+
+class Ledger:
+    """Confirms every booking but those on the replicas named in `full`; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.full: set[ReplicaId] = set()
+        self.asked: list[ReplicaId] = []
+
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+        self.asked.append(replica)
+        return replica not in self.full
+
+
+@dataclass
+class Pool:
+    """What a test looks into."""
+
+    url: str
+    replicas: list[str]  # URLs
+    session: aiohttp.ClientSession
+    fleet: Fleet
+    index: MemoryIndex
+    ledger: Ledger
+    upstream: Upstream
+    learner: Learner
+    account: Account
+    stats: HandlerStats
+    catalogue: Catalogue
+    changed: asyncio.Event
+    rows: list[Row] = field(default_factory=list)
+
+    async def state(self, replica: int) -> dict[str, int]:
+        """Ask a replica what its engine is doing."""
+        async with self.session.get(f"{self.replicas[replica]}/_state") as answer:
+            return await answer.json()
+
+    async def fault(self, replica: int, kind: str, **how: object) -> None:
+        """Order a replica to break."""
+        async with self.session.post(f"{self.replicas[replica]}/_fault", json={"kind": kind, **how}) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def eventually(self, holds: object, what: str) -> None:
+        """Wait until an (async) condition holds; a bound, not a measurement."""
+        assert callable(holds)
+        for _ in range(500):
+            found = holds()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"not within 10 s: {what}")
+
+    def in_flight(self) -> int:
+        """Count the bookings of all replicas."""
+        return sum(promise.requests for promise in self.fleet.promises().values())
+
+
+def chat(text: str = "Tell me about prefix caching.", **fields: object) -> dict[str, object]:
+    """Make the body of a small chat."""
+    messages = [{"role": "system", "content": "You are a careful helper."}, {"role": "user", "content": text}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
+
+
+@asynccontextmanager
+async def replicas(count: int, **how: object) -> AsyncIterator[list[str]]:
+    """Serve simulated replicas; gives their URLs."""
+    runners = []
+    try:
+        for _ in range(count):
+            app = build_replica(**{"model": MODEL, "kv_tokens": KV_TOKENS, "speed": 50.0, "faults": True, **how})
+            runners.append(await serve_replica(app))
+        yield [url for _, url in runners]
+    finally:
+        for runner, _ in runners:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def pool(
+    count: int = 1,
+    *,
+    urls: Iterable[str] | None = None,
+    dispatch: DispatchSettings | None = None,
+    handler: HandlerSettings | None = None,
+    upstream: UpstreamSettings | None = None,
+    tenants: Tenants | None = None,
+    policy: str = "kvroute",
+    models: tuple[str, ...] = (MODEL,),
+    **how: object,
+) -> AsyncIterator[Pool]:
+    """Serve the request path before `count` simulated replicas, or before servers that are already there.
+
+    Further arguments go to the simulated replicas.
+    """
+    if urls is None:
+        async with (
+            replicas(count, **how) as made,
+            _router(made, dispatch, handler, upstream, tenants, policy, models) as it,
+        ):
+            yield it
+    else:
+        async with _router(list(urls), dispatch, handler, upstream, tenants, policy, models) as it:
+            yield it
+
+
+@asynccontextmanager
+async def _router(
+    urls: list[str],
+    dispatch_settings: DispatchSettings | None,
+    handler_settings: HandlerSettings | None,
+    upstream_settings: UpstreamSettings | None,
+    tenants: Tenants | None,
+    policy: str,
+    models: tuple[str, ...],
+) -> AsyncIterator[Pool]:
+    fleet, index, catalogue, stats, changed = Fleet(), MemoryIndex(), Catalogue(), HandlerStats(), asyncio.Event()
+    reader = await open_reader("none", None, models[0], None)
+    await reader.start()
+    namespace = namespace_of(models[0], BLOCK_SIZE, reader.fingerprint)
+    catalogue.replace({name: ServedModel(ModelEntry(name, BLOCK_SIZE, namespace, reader)) for name in models})
+    for url in urls:
+        card = tuple(ModelCard(name, 32_768) for name in models)
+        replica = Replica(id=ReplicaId(url), url=url, cards=card, block_size=BLOCK_SIZE, capacity_tokens=KV_TOKENS)
+        fleet.join(replica, 0.0)
+        index.join(replica.id, namespace, KV_TOKENS // BLOCK_SIZE)
+    ledger, account, learner, upstream = Ledger(), Account(), Learner(index, stats), Upstream(upstream_settings)
+    door = Handler(
+        asker=Asker(index, SeenWindow(), stats),
+        dispatch=Dispatch(
+            router=Router(fleet, policy, Random(0)),
+            upstream=upstream,
+            index=index,
+            ledger=ledger,
+            account=account,
+            learner=learner,
+            stats=stats,
+            fleet_changed=changed,
+            settings=dispatch_settings or DispatchSettings(no_replica_wait_s=0.2),
+        ),
+        catalogue=catalogue,
+        cards=lambda: [card for replica in fleet.replicas() for card in replica.cards],
+        tenants=tenants or Tenants(),
+        stats=stats,
+        settings=handler_settings or HandlerSettings(),
+    )
+    await upstream.start()
+    server = web.Server(door.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
+    runner = web.ServerRunner(server)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0)
+    await site.start()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield Pool(url, urls, session, fleet, index, ledger, upstream, learner, account, stats, catalogue, changed)
+    await runner.cleanup()
+    await learner.close()
+    await upstream.close()
+    await reader.close()
+
+
+def closed_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
