@@ -9,6 +9,7 @@ Nothing is known about what a template adds, or drops of earlier turns; the chai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def estimate_tokens(chat: ChatPrompt) -> int:
 def _chat_bytes(chat: ChatPrompt) -> tuple[bytes, int]:
     """Return a chat's bytes up to its first media item, and a guess at the tokens that are not among them."""
     head = (chat.tools, chat.documents, chat.reasoning_effort, chat.chat_template, chat.chat_template_kwargs)
-    pieces = [b"" if field is None else FIELD + msgspec.json.encode(field) for field in head]
+    pieces = [b"" if field is None else FIELD + _json_of(field) for field in head]
     media, texts_after = 0, 0
     for message in chat.messages:
         for piece in _message_pieces(message):
@@ -69,8 +70,15 @@ def _message_pieces(message: Any) -> Iterator[bytes | None]:
         is_media = modality_of(part) is not None
         yield None if is_media else FIELD + _bytes_of(part.get("text") if isinstance(part, dict) else part)
     if message.get("tool_calls"):
-        yield FIELD + msgspec.json.encode(message["tool_calls"])
+        yield FIELD + _json_of(message["tool_calls"])
 
 
 def _bytes_of(text: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""
+
+
+def _json_of(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half of a surrogate pair, which the standard library writes as an escape
+        return json.dumps(value).encode()

@@ -99,8 +99,8 @@ def _common_start(one: str, other: str) -> str:
 def _arguments_of(chat: ChatPrompt) -> dict[str, Any]:
     """Return the variables that the engine hands to the template: the body's fields over chat_template_kwargs."""
     asked = chat.chat_template_kwargs or {}
-    if not asked.keys().isdisjoint(("chat_template", "tokenize")):
-        raise CannotRender("chat_template_kwargs must not hold chat_template or tokenize")
+    if "chat_template" in asked:
+        raise CannotRender("chat_template_kwargs brings its own template, which engines only take with a flag")
     fields: dict[str, Any] = {
         "add_generation_prompt": chat.add_generation_prompt,
         "continue_final_message": chat.continue_final_message,

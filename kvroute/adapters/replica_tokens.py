@@ -64,17 +64,19 @@ class ReplicaTokens:
         Raises:
             CannotAsk: no answer in time, a refusal, or a prompt that /tokenize does not take.
         """
-        body = msgspec.json.encode({"model": self._model, **_fields_of(source)})
+        try:
+            return await self._known_or_asked(_body_of(self._model, source))
+        except CannotAsk:
+            self.failures += 1
+            raise
+
+    async def _known_or_asked(self, body: bytes) -> TokenBytes:
         key = xxh3_128_digest(body)
         if (ids := self._known.get(key)) is not None:
             self.hits += 1
             return ids
         self.misses += 1
-        try:
-            ids = await self._asked(body)
-        except CannotAsk:
-            self.failures += 1
-            raise
+        ids = await self._asked(body)
         self._known.put(key, ids, ENTRY_BYTES + len(ids))
         return ids
 
@@ -102,6 +104,13 @@ class ReplicaTokens:
         if self._silences >= SILENCES_BEFORE_PAUSE:
             self._silences = 0
             self._paused_until_s = asyncio.get_running_loop().time() + PAUSE_S
+
+
+def _body_of(model: str, source: ChatPrompt | TextPrompt) -> bytes:
+    try:
+        return msgspec.json.encode({"model": model, **_fields_of(source)})
+    except UnicodeEncodeError:
+        raise CannotAsk("the prompt holds half of a surrogate pair") from None
 
 
 def _fields_of(source: ChatPrompt | TextPrompt) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_text_that_a_template_puts_first_because_of_media_is_not_taken_for_certa
     ("source", "fields", "reason"),
     [
         (TURNS, {"chat_template": "x"}, "own template"),
-        (TURNS, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        (TURNS, {"chat_template_kwargs": {"chat_template": "x"}}, "own template"),
         (TURNS, {"continue_final_message": True}, "exclude each other"),
         (TURNS, {"messages": []}, "needs a message"),
         ("{{ raise_exception('roles must alternate') }}", {}, "roles must alternate"),

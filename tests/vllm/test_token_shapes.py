@@ -61,7 +61,7 @@ SHAPES = [
 REFUSED = [
     *chats([], [{"content": "no role"}], [{"role": "user", "content": [{"type": "zzz"}]}]),
     {"messages": [USER], "chat_template": "{{ 1 }}"},
-    {"messages": [USER], "chat_template_kwargs": {"tokenize": True}},
+    {"messages": [USER], "chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
 ]
 
 
