@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
 
 PARTIAL_BYTES_MAX = 8 << 20  # of an event whose end has not come; beyond, it is passed on as it is
 KEPT_BYTES_MAX = 512 << 10  # of events kept for reading the answer's text after the end
@@ -45,9 +45,8 @@ class _Event(Struct):
 
 
 class _Last(Struct):
-    choices: list[Raw] | None = None
-    usage: Raw | None = None
-    system_fingerprint: Raw | UnsetType = UNSET
+    choices: list[Raw] = []
+    system_fingerprint: Raw = Raw(b"")  # as it was written; empty where it is absent
 
 
 class _Failure(Struct):
@@ -94,7 +93,7 @@ class EventStream:
 
     def held(self) -> bytes:
         """Return whole events that were held back, now that what they waited for will not come."""
-        return b"".join(self._released(UNSET))
+        return b"".join(self._released())
 
     def _keep(self, data: bytes) -> None:
         self._kept_bytes += len(data)
@@ -123,19 +122,19 @@ class EventStream:
             return []
         if b'"usage":{' in event and (last := _decoded(event, _Last)) is not None:
             if not last.choices:
-                return self._released(last.system_fingerprint)
+                return self._released(bytes(last.system_fingerprint))
             self._strips_usage = False
-        before = self._released(UNSET)
+        before = self._released()
         if b'"finish_reason":"' in event and b'"system_fingerprint"' not in event:
             self._held.append(event)
             return before
         return [*before, event]
 
-    def _released(self, fingerprint: Raw | UnsetType) -> list[bytes]:
+    def _released(self, fingerprint: bytes = b"") -> list[bytes]:
         held, self._held = self._held, []
-        if held and fingerprint is not UNSET:
+        if held and fingerprint:
             end = held[0].rindex(b"}")
-            held[0] = b'%b,"system_fingerprint":%b%b' % (held[0][:end], bytes(fingerprint), held[0][end:])
+            held[0] = b'%b,"system_fingerprint":%b%b' % (held[0][:end], fingerprint, held[0][end:])
         return held
 
 
