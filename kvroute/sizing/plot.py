@@ -87,7 +87,7 @@ def _grid(across: Axis, upward: Axis) -> list[str]:
 
 def _curve(line: Line, points: list[tuple[float, float]], number: int, across: Axis, upward: Axis) -> list[str]:
     colour = COLOURS[number % len(COLOURS)]
-    seen = [(across.at(x), upward.at(y)) for x, y in points if y >= upward.least]
+    seen = [(across.at(x), upward.at(y)) for x, y in points if x >= across.least and y >= upward.least]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in seen)
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
     y = TOP + 14 + 18 * number

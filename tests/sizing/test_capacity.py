@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.errors import ConfigError
@@ -240,6 +240,7 @@ def test_unknown_cache_dtype_is_refused():
         cache_bytes("int3", preset("llama-3-8b"))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.integers(0, 300_000), st.integers(0, 300_000))
 def test_longer_conversations_never_take_less(name, one, other):
     """Bytes grow with tokens, windows never cost more than no windows, and growth is bounded by the full figure."""
@@ -249,6 +250,7 @@ def test_longer_conversations_never_take_less(name, one, other):
     assert kv_bytes(model, long) - kv_bytes(model, short) <= (long - short) * kv_bytes_per_token_unbounded(model)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.integers(1, 200_000), st.integers(0, 10**12))
 def test_what_fits_does_fit(name, tokens, usable):
     """As many conversations as fit take no more than there is, and one more would."""
@@ -257,6 +259,7 @@ def test_what_fits_does_fit(name, tokens, usable):
     assert count * kv_bytes(model, tokens) <= usable < (count + 1) * kv_bytes(model, tokens)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 16))
 def test_stages_cover_every_layer_once(layers, pp):
     """Stages are consecutive and differ by at most one layer."""

@@ -1,7 +1,7 @@
 """Reading published configurations: every spelling in use, and one clear line for every fault."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.errors import ConfigError
@@ -147,6 +147,7 @@ def read(config):
         return None, str(error)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(JUNK), max_size=4))
 def test_any_change_of_a_configuration_gives_a_model_or_one_line(name, change):
     """Whatever values fields take, the answer is a model with a cache or one clear line."""
@@ -156,6 +157,7 @@ def test_any_change_of_a_configuration_gives_a_model_or_one_line(name, change):
     assert model is None or kv_bytes_per_token_unbounded(model) + state_bytes(model) > 0
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_model_or_one_line(data):
     """Random bytes are refused in one line."""

@@ -1,7 +1,7 @@
 """Floors of decode, prefill and copies."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -117,6 +117,7 @@ def test_what_is_not_known_is_asked_for():
         decode_step_s(unknown, gpu("h100"), batch=1, tokens=1)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.integers(1, 64), st.integers(0, 200_000))
 def test_floors_grow_with_work(name, batch, tokens):
     """More sequences or more history never make a step faster, more tokens never a prefill."""

@@ -1,0 +1,20 @@
+"""Figures as people read them."""
+
+import pytest
+
+from kvroute.sizing.words import bytes_words, gb, seconds, tokens
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(131_072, "131,072 (128 KiB)"), (2_621_440, "2,621,440 (2.5 MiB)"), (70_272, "70,272 (68.62 KiB)"), (12, "12")],
+)
+def test_bytes(value, words):
+    """Exact, with the binary unit beside."""
+    assert bytes_words(value) == words
+
+
+def test_other_units():
+    """Decimal GB, thousands separated, times in the unit that suits."""
+    assert (gb(671_088_640_000), tokens(396_272)) == ("671.1 GB", "396,272")
+    assert [seconds(value) for value in (2.5, 0.01907, 3e-5, 1e-9)] == ["2.5 s", "19.1 ms", "30 us", "0.001 us"]
