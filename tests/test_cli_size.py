@@ -127,9 +127,11 @@ def test_bad_input_gives_one_line(words, complaint):
     assert done.stderr.count("\n") == 1
 
 
+WORDS = ["llama-3.1-8b", "--json", "--tp", "--mix", "-1", "1e9", "9:9", "é", "--context", "--gpu", "l4"]
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["llama-3.1-8b", "--json", "--tp", "--mix", "-1", "1e9", "9:9", "é", "--context", "--gpu", "l4"]),
-                max_size=6))  # fmt: skip
+@given(st.lists(st.sampled_from(WORDS), max_size=6))
 def test_any_words_end_in_an_answer_or_one_error(words):
     """Whatever is typed, the command ends with 0, 1 or click's own 2, never with a traceback."""
     assert run(*words).exit_code in (0, 1, 2)
