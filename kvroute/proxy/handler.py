@@ -101,12 +101,12 @@ class Handler:
             body = openai.models_body(self._cards(), self._created_s)
             return web.Response(body=body, content_type="application/json", headers={headers.REQUEST_ID: visit.id})
         body = await self._body(request)
-        inference = openai.parse(path, body, request.headers.get("Content-Type", ""))
+        inference = _read(request, body)
         served = await self._served(inference.model)
         visit.model = served.lora or served.entry.base
         question = await self._asker.ask(inference, served, visit.tenant)
-        query = request.query_string
-        target = f"{path}?{request.rel_url.raw_query_string}" if query else path
+        query = request.rel_url.raw_query_string
+        target = f"{path}?{query}" if query else path
         return await self._dispatch.answer(request, target, body, question, inference, visit)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
@@ -140,6 +140,12 @@ class Handler:
             choices = ", ".join(names)
             raise BadRequest(f"This pool serves several models; set `model` to one of: {choices}", param="model")
         raise openai.unknown_model(model, names)
+
+
+def _read(request: web.BaseRequest, body: bytes) -> openai.Inference:
+    if request.headers.get("Content-Encoding", "identity") != "identity":  # not ours to unpack, nor vLLM's
+        return openai.Inference(kind="other", guessed_tokens=len(body))
+    return openai.parse(request.path, body, request.headers.get("Content-Type", ""))
 
 
 def _check_route(path: str, method: str) -> None:

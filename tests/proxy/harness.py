@@ -182,17 +182,18 @@ async def _router(
     )
     await upstream.start()
     server = web.Server(door.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
-    runner = web.ServerRunner(server)
+    runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0)
-    await site.start()
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield Pool(url, urls, session, fleet, index, ledger, upstream, learner, account, stats, catalogue, changed)
-    await runner.cleanup()
-    await learner.close()
-    await upstream.close()
-    await reader.close()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield Pool(url, urls, session, fleet, index, ledger, upstream, learner, account, stats, catalogue, changed)
+    finally:
+        await runner.cleanup()
+        await learner.close()
+        await upstream.close()
+        await reader.close()
 
 
 def closed_port() -> int:
