@@ -28,6 +28,10 @@ MODALITIES = {
     "audio_url": "audio", "input_audio": "audio", "audio_embeds": "audio",
     "video_url": "video", "video_embeds": "video", "prompt_embeds": "prompt_embeds",
 }  # fmt: skip
+KNOWN_FIELDS = {  # of content parts; other fields travel to templates that take parts
+    "type", "text", "refusal", "thinking", "name", "uuid", "data", "file", "closed", "prompt_cache_breakpoint",
+    "image_url", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
+}  # fmt: skip
 BILLING_HEADER = "x-anthropic-billing-header"  # a line that changes with every request; engines drop it since 0.32
 
 
@@ -93,7 +97,7 @@ def _part_of(part: Any, mark: str | None) -> dict[str, Any] | None:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if (modality := modality_of(part)) is not None:
-        return {"type": modality} if mark is None else {"type": "text", "text": mark}
+        return {"type": modality, **_other_fields(part)} if mark is None else {"type": "text", "text": mark}
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": part.get("name")}
@@ -102,7 +106,11 @@ def _part_of(part: Any, mark: str | None) -> dict[str, Any] | None:
         return None  # the engine skips it with a warning
     if not isinstance(text, str):
         raise CannotRender(f"unknown or empty content part of type {kind!r}")
-    return {"type": "text", "text": text}
+    return {"type": "text", "text": text, **_other_fields(part)}
+
+
+def _other_fields(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in KNOWN_FIELDS}
 
 
 def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
@@ -110,7 +118,7 @@ def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
         return part
     rest = text.partition("\n")[2]
-    return {"type": "text", "text": rest} if rest else None
+    return {**part, "text": rest} if rest else None
 
 
 def _joined(parts: list[dict[str, Any]], mark: str | None) -> str:

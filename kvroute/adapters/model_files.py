@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_128
 
-from kvroute.adapters.rebuilt import rebuilding_class
+from kvroute.adapters.rebuilt import DEFAULT_TOKENS, rebuilding_class
 from kvroute.errors import ConfigError
 
 TOKENIZER = "tokenizer.json"
@@ -90,14 +90,15 @@ def read_model(directory: Path) -> ModelFiles:
     config = _json(directory / "tokenizer_config.json")
     templates = dict(_templates(directory, config))
     model = _json(directory / "config.json")
-    special = {**_json(directory / "special_tokens_map.json"), **config}
+    rebuilt_by = rebuilding_class(model.get("model_type"), config.get("tokenizer_class"))
+    special = {**(DEFAULT_TOKENS if rebuilt_by else {}), **_json(directory / "special_tokens_map.json"), **config}
     return ModelFiles(
         directory=directory,
         templates=templates,
         variables=_variables(special),
         added_tokens=tuple(_added_tokens(special)),
         digest=_digest(directory, templates),
-        rebuilt_by=rebuilding_class(model.get("model_type"), config.get("tokenizer_class")),
+        rebuilt_by=rebuilt_by,
         why_elsewhere=_why_elsewhere(directory, model),
     )
 

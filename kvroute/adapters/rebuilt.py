@@ -17,6 +17,7 @@ CLASS_OF_TYPE = {
     "qwen3_5_moe": "Qwen3_5Tokenizer",
     "qwen3_5_moe_text": "Qwen3_5Tokenizer",
 }  # these types win over the class that the files name
+DEFAULT_TOKENS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")  # of these classes
 LETTERS_OF_CLASS = {"Qwen2Tokenizer": (r"\p{L}", r"\p{L}"), "Qwen3_5Tokenizer": (r"[\p{L}\p{M}]", r"\p{L}\p{M}")}
 
 

@@ -27,7 +27,7 @@ from kvroute.adapters.template import ChatTemplate
 from kvroute.kv.prompt import ChatPrompt
 
 MEDIA_MARK = "\ue000kvroute:media\ue001"  # private-use characters: no client has a reason to send them
-CONTINUE_MARK = "\ue000kvroute:continue\ue001 "  # ends with a space, so that a template's trimming shows
+CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's: a template that shows it shows the same here
 UNSET = (None, "auto")  # values that the engine treats as not given
 
 
@@ -99,6 +99,8 @@ def _common_start(one: str, other: str) -> str:
 def _arguments_of(chat: ChatPrompt) -> dict[str, Any]:
     """Return the variables that the engine hands to the template: the body's fields over chat_template_kwargs."""
     asked = chat.chat_template_kwargs or {}
+    if asked.get("tokenize"):
+        raise CannotRender("chat_template_kwargs asks the template to tokenise, with options of its own")
     if "chat_template" in asked:
         raise CannotRender("chat_template_kwargs brings its own template, which engines only take with a flag")
     fields: dict[str, Any] = {

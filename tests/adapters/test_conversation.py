@@ -36,7 +36,7 @@ def one(message, *, as_parts=False, mark=None):
         ([text("a"), text(""), "b"], "a\nb", [text("a"), text(""), text("b")]),
         ([{"type": "refusal", "refusal": "no"}, {"type": "text", "text": None}], "no", [text("no")]),
         ([{"type": "thinking", "thinking": "hm"}], "hm", [text("hm")]),
-        ([{"type": "input_text", "text": "in", "cache_control": {}}], "in", [text("in")]),
+        ([{"type": "input_text", "text": "in", "uuid2": 1}], "in", [text("in") | {"uuid2": 1}]),
     ],
 )
 def test_content_takes_the_form_that_the_template_wants(content, joined, parts):

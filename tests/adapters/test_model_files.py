@@ -131,3 +131,15 @@ def test_a_broken_file_is_named(tmp_path):
     """The error says which file it is."""
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not a JSON object"):
         read_model(write(tmp_path, tokenizer_config_json="{"))
+
+
+def test_classes_that_rebuild_a_tokenizer_bring_their_default_tokens(tmp_path):
+    """Where the configuration is silent the class speaks; an explicit null means none."""
+    write(
+        tmp_path,
+        config_json={"model_type": "qwen2"},
+        tokenizer_config_json={"eos_token": "<|im_end|>", "pad_token": None},
+    )
+    files = read_model(tmp_path)
+    assert files.rebuilt_by == "Qwen2Tokenizer"
+    assert files.variables == {"eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"}

@@ -160,6 +160,7 @@ def test_text_that_a_template_puts_first_because_of_media_is_not_taken_for_certa
     [
         (TURNS, {"chat_template": "x"}, "own template"),
         (TURNS, {"chat_template_kwargs": {"chat_template": "x"}}, "own template"),
+        (TURNS, {"chat_template_kwargs": {"tokenize": True}}, "asks the template to tokenise"),
         (TURNS, {"continue_final_message": True}, "exclude each other"),
         (TURNS, {"messages": []}, "needs a message"),
         ("{{ raise_exception('roles must alternate') }}", {}, "roles must alternate"),
