@@ -7,8 +7,8 @@ from math import ceil, floor, log10
 
 from msgspec import Struct
 
-WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 70, 150, 30, 45
+WIDTH, HEIGHT = 680, 340
+LEFT, RIGHT, TOP, BOTTOM = 70, 190, 30, 45
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b", "#444444")
 DECADES_MAX = 6  # below the largest value; smaller ones are cut off
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvroute.errors import ConfigError
+from kvroute.sizing.fields import shown
 from kvroute.sizing.model import Model, model_of
 
 Config = Mapping[str, Any]
@@ -357,17 +359,35 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+VARIANTS = ("-instruct", "-it", "-chat", "-base", "-hf")  # endings of tuned siblings, which share their base's shape
+
+
 def preset(name: str) -> Model:
     """Return a published model by its short name or by its repository's name, in any case.
+
+    A tuned sibling of a known model is sized as that one, with a note.
 
     Raises:
         ConfigError: there is none; the message lists those that resemble it.
     """
     wanted = name.lower()
     for key, one in PRESETS.items():
-        if wanted in (key, one.source.lower(), one.source.lower().rpartition("/")[2]):
+        if wanted in _names(key, one):
             return model_of(one.config, key)
+    for key, one in PRESETS.items():
+        if _stem(wanted) in map(_stem, _names(key, one)):
+            model = model_of(one.config, key)
+            return replace(model, notes=(*model.notes, f"{name} is taken to have the shape of {one.source}"))
     alike = [
         key for key in PRESETS if any(part in key for part in wanted.replace("/", "-").split("-") if len(part) > 2)
     ]
-    raise ConfigError(f"no preset is named {name!r}; known are {', '.join(alike or PRESETS)}")
+    raise ConfigError(f"no preset is named {shown(name)}; known are {', '.join(alike or PRESETS)}")
+
+
+def _names(key: str, one: Preset) -> tuple[str, str, str]:
+    source = one.source.lower()
+    return key, source, source.rpartition("/")[2]
+
+
+def _stem(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in VARIANTS if name.endswith(ending)), name)

@@ -24,7 +24,7 @@ def test_any_lines_give_well_formed_svg(points, name):
     for line in root.iter("{http://www.w3.org/2000/svg}polyline"):
         for pair in (line.get("points") or "").split():
             x, y = map(float, pair.split(","))
-            assert 0 <= x <= 640
+            assert 0 <= x <= 680
             assert 0 <= y <= 340
 
 

@@ -83,6 +83,14 @@ def test_a_preset_has_several_names(name):
     assert preset(name).name == "llama-3.1-8b"
 
 
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b-instruct"])
+def test_a_tuned_sibling_is_sized_as_its_base(name):
+    """It shares the shape, and a note says that this was assumed."""
+    model = preset(name)
+    assert model.name == "llama-3.1-8b"
+    assert model.notes == (f"{name} is taken to have the shape of meta-llama/Llama-3.1-8B",)
+
+
 def test_an_unknown_name_lists_its_relatives():
     """A near miss is answered with the names that resemble it."""
     with pytest.raises(ConfigError, match="qwen3-8b"):
