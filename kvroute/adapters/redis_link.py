@@ -85,7 +85,8 @@ async def ask(link: Link, name: str, prefix: bytes, arguments: Sequence[Argument
     if not link.run(name, prefix, arguments, lambda reply: None if future.done() else future.set_result(reply)):
         raise IndexUnavailable(f"{link.describe} is not reachable")
     try:
-        reply = await asyncio.wait_for(future, timeout_s)
+        async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 can swallow a cancellation as the reply comes
+            reply = await future
     except TimeoutError:
         link.suspect()
         raise IndexUnavailable(f"{link.describe} did not answer {name} within {timeout_s} s") from None
