@@ -27,9 +27,9 @@ def with_usage(body: bytes, inference: Inference) -> bytes | None:
     """Return the body with usage asked for; None where it must or need not be touched.
 
     It is left alone where the client asked itself, where it does not stream, where several answers come in one stream,
-    and where the options are so odd that the engine may refuse them.
+    and where prompt or options are so odd that the engine may refuse them, in words that count the body's fields.
     """
-    if inference.kind not in ("chat", "completion") or not inference.stream or inference.sequences != 1:
+    if not inference.sources or not inference.stream or inference.sequences != 1:
         return None
     options = inference.stream_options
     if options is UNSET:

@@ -32,7 +32,8 @@ def bodies(draw: st.DrawFn) -> bytes:
     """Draw the text of a streaming chat, spaced and escaped in any way, in which keys may come twice."""
     members = draw(st.lists(st.tuples(TEXTS.filter(lambda key: key not in ("stream", "n")), VALUES), max_size=5))
     members = [(key, draw(OPTIONS) if key == "stream_options" else value) for key, value in members]
-    members.insert(draw(st.integers(0, len(members))), ("stream", True))
+    for member in (("stream", True), ("messages", [{"role": "user", "content": draw(TEXTS)}])):
+        members.insert(draw(st.integers(0, len(members))), member)
     space = draw(st.sampled_from(["", " ", "\n\t "]))
     ascii_only = draw(st.booleans())
 
@@ -83,15 +84,15 @@ def test_all_other_bytes_stay(body: bytes):
 
 def test_front():
     """Without options they are put in front of the first member."""
-    body = b' {"stream": true, "model": "m"}'
-    assert spliced(body) == b' {"stream_options":{"include_usage":true},"stream": true, "model": "m"}'
+    body = b' {"stream": true, "messages": [{}]}'
+    assert spliced(body) == b' {"stream_options":{"include_usage":true},"stream": true, "messages": [{}]}'
 
 
 def test_edit():
     """Options that are there are replaced where they stand, and continuous usage, without effect before, stays off."""
-    body = b'{"stream": true, "stream_options": {"continuous_usage_stats": true, "x": 1}, "n": 1}'
+    body = b'{"stream": true, "stream_options": {"continuous_usage_stats": true, "x": 1}, "messages": [{}]}'
     wanted = b'{"continuous_usage_stats":false,"x":1,"include_usage":true}'
-    assert spliced(body) == b'{"stream": true, "stream_options": %b, "n": 1}' % wanted
+    assert spliced(body) == b'{"stream": true, "stream_options": %b, "messages": [{}]}' % wanted
 
 
 @pytest.mark.parametrize(
@@ -104,12 +105,13 @@ def test_edit():
         {"stream": True, "stream_options": "x"},
         {"stream": True, "n": 2},
         {"stream": True, "stream_options": {}, "padding": "x" * EDIT_BYTES_MAX},
+        {"stream": True, "messages": []},
     ],
-    ids=["no stream", "odd stream", "asked", "odd value", "odd options", "several answers", "too large to search"],
+    ids=["no stream", "odd stream", "asked", "odd value", "odd options", "several", "too large to search", "no prompt"],
 )
 def test_left_alone(fields: dict[str, object]):
     """A body is left as it is where the client asked itself, where there is no one stream, or where it is odd."""
-    assert spliced(json.dumps(fields).encode()) is None
+    assert spliced(json.dumps({"messages": [{}]} | fields).encode()) is None
 
 
 def test_several_prompts_are_left_alone():
