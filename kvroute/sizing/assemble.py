@@ -43,6 +43,7 @@ def report_of(model: Model, hardware: Sequence[Hardware], wishes: Wishes) -> Rep
         model = _with_weights(model, wishes.weights_bytes)
     weights = model.weights
     lengths = _lengths(model, wishes)
+    sized = _weights_bytes(model, wishes) is not None
     return Report(
         model=model.name,
         family=model.family,
@@ -66,8 +67,10 @@ def report_of(model: Model, hardware: Sequence[Hardware], wishes: Wishes) -> Rep
         shared_prefix_bytes=shared_prefix_bytes(model, wishes.users, wishes.prefix_tokens, size)
         if wishes.users and wishes.prefix_tokens
         else None,
-        machines=tuple(_machine(model, one, wishes, lengths, size) for one in hardware),
-        notes=model.notes,
+        machines=tuple(_machine(model, one, wishes, lengths, size) for one in hardware) if sized else (),
+        notes=model.notes
+        if sized
+        else (*model.notes, "what fits on a GPU is not computed: give the weights' size with --weights"),
     )
 
 
@@ -112,14 +115,9 @@ def _lengths(model: Model, wishes: Wishes) -> tuple[int, ...]:
 
 
 def _machine(model: Model, hardware: Hardware, wishes: Wishes, lengths: tuple[int, ...], size: int) -> Machine:
-    weights = _weights_bytes(model, wishes)
-    if weights is None:
-        raise ConfigError(
-            "the size of the weights cannot be counted from this configuration: give it with --weights GB"
-        )
     budget = Budget(
         gpu_bytes=hardware.memory_bytes,
-        weights_bytes=weights,
+        weights_bytes=_weights_bytes(model, wishes) or 0,
         parallel=wishes.parallel,
         utilisation=wishes.utilisation,
         working_bytes=wishes.working_bytes,

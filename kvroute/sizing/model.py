@@ -16,7 +16,7 @@ from msgspec import Struct
 from kvroute.errors import ConfigError
 from kvroute.sizing.fields import Fields, shown
 from kvroute.sizing.layers import Attention, Cache, Latent, Layer
-from kvroute.sizing.patterns import Kind, kinds_of, layer_count_error
+from kvroute.sizing.patterns import Kind, kinds_of
 from kvroute.sizing.states import DTYPE_BYTES, state_of
 from kvroute.sizing.weights import Weights, weights_of
 
@@ -81,10 +81,10 @@ def model_of(config: Mapping[str, Any], name: str = "model") -> Model:
     root = Fields(config)
     fields = _language(root)
     kinds = kinds_of(fields)
-    if error := layer_count_error(kinds):
-        raise error
     element_bytes = _element_bytes(fields, root)
     layers = _layers(fields, kinds, element_bytes)
+    if not any(cache.bytes_per_token(1) or cache.fixed_bytes() for layer in layers for cache in layer):
+        raise ConfigError("no layer keeps a cache that can be counted: is this a decoder's configuration?")
     for field, meaning in NOT_MODELLED.items():
         if fields.has(field):
             fields.notes.append(f"{fields.path}{field}: {meaning}")

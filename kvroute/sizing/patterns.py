@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kvroute.errors import ConfigError
 from kvroute.sizing.fields import Fields, shown
 
 LAYERS_LIMIT = 2_048  # the deepest published models have under 200
@@ -208,8 +207,8 @@ def _by_window(fields: Fields, layers: int) -> list[Kind]:
     if isinstance(interleaved, list) and interleaved:
         cycle = [FULL if value is None else Kind(window=_window(fields, value)) for value in interleaved[:LAYERS_LIMIT]]
         return [cycle[layer % len(cycle)] for layer in range(layers)]
-    size = fields.whole("interleaved_sliding_window", "sliding_window", "sliding_window_size")
-    if size is None or fields.flag("use_sliding_window") is False:
+    size = fields.whole("interleaved_sliding_window", "sliding_window", "sliding_window_size", least=0)
+    if not size or fields.flag("use_sliding_window") is False:
         return [FULL] * layers
     return _spread(fields, layers, Kind(window=size))
 
@@ -255,10 +254,3 @@ def _without_shared(fields: Fields, kinds: list[Kind]) -> list[Kind]:
     if factor is not None:
         return [NOTHING if layer % factor else kind for layer, kind in enumerate(kinds)]
     return kinds
-
-
-def layer_count_error(kinds: list[Kind]) -> ConfigError | None:
-    """Complain about a model in which no layer keeps anything: encoders and other models without a cache."""
-    if any(kind.form != "nothing" for kind in kinds):
-        return None
-    return ConfigError("no layer keeps a cache: is this a decoder's configuration?")

@@ -10,11 +10,12 @@ from msgspec import Struct
 WIDTH, HEIGHT = 680, 340
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 30, 45
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b", "#444444")
+TINY = 1e-12  # anything smaller is not drawn
 DECADES_MAX = 6  # below the largest value; smaller ones are cut off
 
 
 class Line(Struct, frozen=True):
-    """One named curve of (x, y), both positive; other points are left out."""
+    """One named curve of (x, y); points that are not positive are left out."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -45,7 +46,7 @@ class Axis(Struct, frozen=True):
 
 def plot(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
     """Draw lines over logarithmic axes; the empty string where there is no point to draw."""
-    kept = [(line, [(x, y) for x, y in line.points if x > 0 and y > 0]) for line in lines]
+    kept = [(line, [(x, y) for x, y in line.points if x > TINY and y > TINY]) for line in lines]
     points = [point for _, some in kept for point in some]
     if not points:
         return ""

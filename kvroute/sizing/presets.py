@@ -145,7 +145,8 @@ def _gemma3(layers: int, hidden: int, heads: tuple[int, int], head: int, feed: i
 
 
 def _cohere(family: str, layers: int, hidden: int, heads: tuple[int, int], feed: int, **more: Any) -> Config:
-    return _dense(family, layers, hidden, heads, feed, 256_000, 131_072, tie_word_embeddings=True, **more)
+    context = more.pop("context", 131_072)
+    return _dense(family, layers, hidden, heads, feed, 256_000, context, tie_word_embeddings=True, **more)
 
 
 _COHERE_WINDOW: Config = {"sliding_window": 4096, "sliding_window_pattern": 4}
@@ -153,6 +154,7 @@ _COHERE_WINDOW: Config = {"sliding_window": 4096, "sliding_window_pattern": 4}
 
 def _nemotron(pattern: str, hidden: int, heads: tuple[int, int], feed: int, **more: Any) -> Config:
     common = {"head_dim": 128, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 8}
+    context = more.pop("context", 131_072)
     return _dense(
         "nemotron_h",
         len(pattern),
@@ -160,7 +162,7 @@ def _nemotron(pattern: str, hidden: int, heads: tuple[int, int], feed: int, **mo
         heads,
         feed,
         131_072,
-        262_144,
+        context,
         hybrid_override_pattern=pattern,
         **common,
         **more,
@@ -292,6 +294,15 @@ PRESETS: dict[str, Preset] = {
             **_routed(64, 4, 1536, 1),
         },
     ),
+    "glm-5": Preset(
+        "zai-org/GLM-5",
+        {
+            **_dense("glm_moe_dsa", 78, 6144, (64, 64), 12_288, 154_880, 202_752),
+            **_latent(2048, 192, 256),
+            **_routed(256, 8, 2048, 3),
+            "index_head_dim": 128,
+        },
+    ),
     "minimax-m2": Preset(
         "MiniMaxAI/MiniMax-M2",
         _dense(
@@ -311,7 +322,8 @@ PRESETS: dict[str, Preset] = {
     "command-r": Preset("CohereLabs/c4ai-command-r-08-2024", _cohere("cohere", 40, 8192, (64, 8), 24_576)),
     "command-r-plus": Preset("CohereLabs/c4ai-command-r-plus-08-2024", _cohere("cohere", 64, 12_288, (96, 8), 33_792)),
     "command-r7b": Preset(
-        "CohereLabs/c4ai-command-r7b-12-2024", _cohere("cohere2", 32, 4096, (32, 8), 14_336, **_COHERE_WINDOW)
+        "CohereLabs/c4ai-command-r7b-12-2024",
+        _cohere("cohere2", 32, 4096, (32, 8), 14_336, context=132_096, **_COHERE_WINDOW),
     ),
     "command-a": Preset(
         "CohereLabs/c4ai-command-a-03-2025", _cohere("cohere2", 64, 12_288, (96, 8), 36_864, **_COHERE_WINDOW)
@@ -329,7 +341,7 @@ PRESETS: dict[str, Preset] = {
     "nemotron-3-nano-30b": Preset(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         {
-            **_nemotron(NEMOTRON_3_NANO, 2688, (32, 2), 1856, mamba_num_heads=64, mamba_head_dim=64),
+            **_nemotron(NEMOTRON_3_NANO, 2688, (32, 2), 1856, mamba_num_heads=64, mamba_head_dim=64, context=262_144),
             **_routed(128, 6, 1856, 0),
             "moe_shared_expert_intermediate_size": 3712,
         },

@@ -26,8 +26,10 @@ DTYPE_BYTES = {
 def state_of(fields: Fields, element_bytes: int) -> State:
     """Return the state of one recurrent layer; `element_bytes` is the size of the model's own numbers.
 
+    A recurrence of an unknown kind is an empty state, with a note that names the fields that were sought.
+
     Raises:
-        ConfigError: the recurrence is of a kind that is not known here; the message names the fields that were sought.
+        ConfigError: a known recurrence lacks a field.
     """
     if fields.has("linear_num_value_heads"):
         return _gated_delta(fields, element_bytes)
@@ -54,10 +56,11 @@ def state_of(fields: Fields, element_bytes: int) -> State:
     if (fields.word("model_type") or "").startswith("minimax"):
         heads, head = fields.needed("num_attention_heads"), fields.needed("head_dim")
         return State(heads=heads, head_numbers=head * head, state_element_bytes=element_bytes)
-    raise ConfigError(
-        f"{fields.path}the recurrent layers' state is not described by a known set of fields (sought: "
+    fields.notes.append(
+        f"{fields.path}the recurrent layers' state is not counted: no known set of fields describes it (sought: "
         "linear_num_value_heads, linear_attn_config, mamba_num_heads, mamba_n_heads, mamba_d_state, conv_L_cache)"
     )
+    return State()
 
 
 def _gated_delta(fields: Fields, element_bytes: int) -> State:

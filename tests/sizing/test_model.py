@@ -71,6 +71,15 @@ def test_what_a_family_leaves_out_is_noted():
     assert sum("assumed" in note for note in model.notes) >= 3
 
 
+def test_unknown_designs_give_a_partial_answer():
+    """What can be counted is; what cannot is named with the fields that were sought or not understood."""
+    recurrent = model_of({**BASE, "model_type": "novel", "layer_types": ["linear_attention", "full_attention"] * 4})
+    assert kv_bytes_per_token(recurrent) == 4 * 2 * 4 * 64 * 2
+    assert any("state is not counted" in note and "mamba_num_heads" in note for note in recurrent.notes)
+    compressed = model_of({**BASE, "model_type": "novel", "compress_ratios": [4] * 8})
+    assert any("compress_ratios" in note for note in compressed.notes)
+
+
 def test_sparse_attention_keeps_an_index_too():
     """DeepSeek V3.2 keeps 132 bytes a token and layer for its indexer beside the latent vector."""
     model = model_of({**PRESETS["deepseek-v3.2"].config})
@@ -96,7 +105,7 @@ def test_sparse_attention_keeps_an_index_too():
         ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 8 layers"),
         ({"layer_types": ["quantum"] * 8}, "layer_types has the type 'quantum'; known are"),
         ({"layer_types": ["sliding_attention"] * 8}, "sliding_window is missing"),
-        ({"layer_types": ["mamba"] * 8}, "the recurrent layers' state is not described"),
+        ({"layer_types": ["mamba"] * 8}, "no layer keeps a cache that can be counted"),
         ({"hybrid_override_pattern": "M?"}, "hybrid_override_pattern has the letter"),
         ({"hybrid_override_pattern": "----"}, "no layer keeps a cache"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim is missing"),

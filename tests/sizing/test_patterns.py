@@ -19,6 +19,7 @@ from tests.sizing.shapes import BASE, MAMBA2, kinds, windows
         ({"use_sliding_window": False, "sliding_window": 64}, [None] * 8),
         ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6}, [None] * 6 + [64] * 2),
         ({"sliding_window": None}, [None] * 8),
+        ({"sliding_window": 0}, [None] * 8),
         ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 2}, [None] * 8),
         ({"model_type": "gemma2", "sliding_window": 64}, [64, None] * 4),
         ({"model_type": "gpt_oss", "sliding_window": 64}, [64, None] * 4),

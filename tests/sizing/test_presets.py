@@ -41,6 +41,7 @@ BILLIONS = {  # parameters as their publishers state them; total, and active whe
     "kimi-k2": (1_026, 32),
     "glm-4.5": (355, 32),
     "glm-4.5-air": (106, None),
+    "glm-5": (744, 40),
     "minimax-m2": (230, None),
     "command-r": (32.3, None),
     "command-r-plus": (104, None),
