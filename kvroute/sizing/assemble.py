@@ -225,6 +225,10 @@ def _warnings(model: Model, budget: Budget, fits: tuple[Fit, ...], planned: Plan
         warnings.append(f"loads, but cannot serve one conversation of {min(none):,} tokens or more")
     if planned is not None and not planned.starts:
         warnings.append(f"vLLM refuses to start with --max-model-len {planned.max_model_len:,}")
+    if model.query_heads % budget.parallel.tp:
+        warnings.append(
+            f"--tp {budget.parallel.tp} does not divide the {model.query_heads} query heads: vLLM refuses it"
+        )
     heads = max((getattr(cache, "kv_heads", 0) for cache in model.caches), default=0)
     if 0 < heads < budget.parallel.tp and budget.parallel.dcp == 1:
         warnings.append(

@@ -60,6 +60,13 @@ def test_parallelism_that_repeats_heads_is_warned_of():
     assert "--dcp spreads" in "".join(report("deepseek-v2-lite", parallel=Parallel(tp=2)).machines[0].warnings)
 
 
+def test_parallelism_that_vllm_refuses_is_warned_of():
+    """28 query heads cannot be split over 8 GPUs."""
+    assert "does not divide the 28 query heads" in "".join(
+        report("qwen2.5-7b", parallel=Parallel(tp=8)).machines[0].warnings
+    )
+
+
 def test_mixes_and_common_prefixes():
     """A peak mix fits fewer than its mean length suggests; a shared prefix is counted once."""
     found = report(
