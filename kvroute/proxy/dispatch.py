@@ -54,6 +54,7 @@ class DispatchSettings(Struct, frozen=True, kw_only=True):
     attempts_max: int = 3
     retry_within_s: float = 60.0  # of the arrival; later a failure is final
     no_replica_wait_s: float = 10.0
+    client_stall_s: float = 120.0  # a client that takes nothing for this long has left
     ask_for_usage: bool = True
     expose_prediction: bool = False  # predicted hits let a tenant probe another's cache
 
@@ -234,7 +235,14 @@ class Dispatch:
 
         is_plain_chat = inference.kind == "chat" and inference.sequences == 1 and bool(inference.sources)
         tells_usage = errand.is_spliced or not inference.stream or asks_for_usage(inference)
-        return Order(lease.replica.id, head, errand.is_spliced, is_plain_chat and tells_usage, began)
+        return Order(
+            replica=lease.replica.id,
+            headers=head,
+            strips_usage=errand.is_spliced,
+            wants_text=is_plain_chat and tells_usage,
+            stall_s=self._settings.client_stall_s,
+            began=began,
+        )
 
     def _settle(self, lease: Lease, question: Question, errand: Errand, delivery: Delivery) -> None:
         now_s = self._clock()
@@ -248,9 +256,8 @@ class Dispatch:
             return
         self._account.add(entry_of(lease, question, delivery.usage), self._wall_clock())
         if delivery.failure is None and len(question.prompts) == 1 and (delivery.events or delivery.text):
-            entry = question.served.entry
-            root = question.served.root(errand.inference.cache_salt)
-            self._learner.learn(lease.replica.id, entry.reader, question.prompts[0], root, delivery)
+            reader = question.served.entry.reader
+            self._learner.learn(lease.replica.id, reader, question.prompts[0], question.root, delivery)
 
     def _take_back(self, question: Question, replica: Replica) -> None:
         for prompt, holding in zip(question.prompts, question.match.holdings, strict=False):

@@ -118,11 +118,14 @@ class Handler:
             request.writer.output_size = 0
         parts: list[bytes] = []
         size = 0
-        while part := await request.content.readany():
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
+        try:
+            while part := await request.content.readany():
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+        except web.RequestPayloadError as error:
+            raise BadRequest(f"The body cannot be read: {error}", param="body") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _served(self, model: str | None) -> ServedModel:

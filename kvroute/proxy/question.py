@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from kvroute.adapters.index import Index, Match
+from kvroute.kv.chain import Root
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import ServedModel
 from kvroute.proxy.openai import Inference
@@ -22,6 +23,7 @@ class Question(Struct, frozen=True):
     """What routing is asked, and what the account wants to know about it later."""
 
     served: ServedModel
+    root: Root  # of the prompts' chains
     prompts: tuple[Prompt, ...]  # in the order of the request; empty where they were not understood
     demand: Demand
     hits: Mapping[ReplicaId, int]  # prompt tokens that each replica need not compute
@@ -53,6 +55,7 @@ class Asker:
         seen_tokens = sum(map(self._see, prompts))
         return Question(
             served=served,
+            root=root,
             prompts=prompts,
             demand=demand_of(inference, served, prompts, tenant),
             hits=hits_of(prompts, match) if inference.reads_cache else {},

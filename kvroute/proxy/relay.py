@@ -28,19 +28,19 @@ from kvroute.routing.demand import Usage
 WHOLE_BYTES_MAX = 1 << 20  # of an answer in one piece that is looked at before the client gets any of it
 OPENING_BYTES_MAX = 1 << 20  # of first events that say nothing
 REASON_BYTES_MAX = 64 << 10  # of an error's body
-STALL_S = 120.0  # a client that takes nothing for this long has left
 STALL_BYTES = 16 << 10  # unsent bytes from which a client is watched; below, a write never waits
 BUSY = (429, 503)  # the replica is full, which is no fault of its own
 REPLICAS_FAULT = (401, 403, 408, 429, 500, 502, 503, 504)  # 401, 403: our key is wrong there; clients' never get there
 
 
-class Order(Struct, frozen=True):
+class Order(Struct, frozen=True, kw_only=True):
     """How an answer is to be carried."""
 
     replica: str
     headers: CIMultiDict[str]  # of the answer, the router's own included
     strips_usage: bool  # usage was asked for on the client's behalf
     wants_text: bool  # the index can learn from the answer
+    stall_s: float  # a client that takes nothing for this long has left
     began: Callable[[], None]  # called at the first byte of its body
 
 
@@ -114,7 +114,7 @@ async def _large(request: web.BaseRequest, answer: Answer, order: Order, first: 
     part = first
     try:
         while part:
-            await _write(request, response, part)
+            await _write(request, response, part, order.stall_s)
             part = await answer.read()
     except ReplicaFailed as error:
         error.bytes_sent = True
@@ -134,7 +134,7 @@ async def _stream(request: web.BaseRequest, answer: Answer, order: Order) -> Del
     try:
         while True:
             if passed:
-                await _write(request, response, passed)
+                await _write(request, response, passed, order.stall_s)
             data = await answer.read()
             if not data:
                 break
@@ -145,7 +145,7 @@ async def _stream(request: web.BaseRequest, answer: Answer, order: Order) -> Del
         passed = stream.held() + error_event(error_body(error))
         response.force_close()
     if passed:
-        await _write(request, response, passed)
+        await _write(request, response, passed, order.stall_s)
     await response.write_eof()
     if failure is None and stream.failure is not None:
         failure = ReplicaBroke(f"{order.replica}: {stream.failure}", replica=order.replica)
@@ -172,7 +172,7 @@ async def _opened(answer: Answer, stream: EventStream, order: Order) -> bytes:
     raise ReplicaBroke(f"{order.replica} ended its answer without saying anything", replica=order.replica)
 
 
-async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
+async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes, stall_s: float) -> None:
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client left")
@@ -180,7 +180,7 @@ async def _write(request: web.BaseRequest, response: web.StreamResponse, data: b
         await response.write(data)
         return
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(stall_s):
             await response.write(data)
     except TimeoutError:
         _cut(request)

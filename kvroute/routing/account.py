@@ -72,6 +72,9 @@ class Labels:
 
     def group(self, kind: str, name: str) -> str:
         """Return the group that a name is counted in."""
+        known = self._groups.get((kind, name))  # a clean name cleans to itself, so it need not be cleaned again
+        if known is not None:
+            return known
         name = clean(name)
         known = self._groups.get((kind, name))
         if known is not None:

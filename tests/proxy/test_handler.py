@@ -225,6 +225,15 @@ async def test_pipelined_requests():
         assert [found[0].split(b"\r\n")[0] for found in answers] == [b"HTTP/1.1 200 OK"] * 2
 
 
+async def test_body_in_broken_chunks():
+    """A body whose framing is broken is refused, and is no mistake of the router's."""
+    async with pool(1) as it:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode()
+        ((answer, _),) = await raw(it.url, head, 1)
+        assert answer.split(b" ")[1] == b"400"
+        assert it.stats.unexpected_errors == 0
+
+
 async def test_http_1_0():
     """A client of HTTP/1.0 is answered and its connection closed."""
     async with pool(1) as it:

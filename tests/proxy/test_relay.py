@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from kvroute.adapters.upstream import UpstreamSettings
+from kvroute.proxy.dispatch import DispatchSettings
 from kvroute.proxy.relay import WHOLE_BYTES_MAX
 from tests.adapters.scripted import Turn, scripted
 from tests.proxy.harness import Pool, chat, pool
@@ -184,6 +185,29 @@ async def test_slow_client_slows_the_replica():
             await asyncio.sleep(0.2)
         assert sent < size // 2
         assert len(await answer.read()) == sent == len(event) * -(-size // len(event))
+
+
+async def test_client_that_takes_nothing():
+    """A client that stays and takes nothing is taken to have left: it may not occupy an engine for ever."""
+    left = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.send(HEAD)
+        try:
+            while True:
+                await turn.send(chunk(b"data: " + b"x" * (1 << 16) + b"\n\n"))
+        except ConnectionError:
+            left.set()
+            raise
+
+    settings = DispatchSettings(client_stall_s=0.3)
+    async with (
+        scripted(script) as server,
+        pool(urls=[server.url], dispatch=settings) as it,
+        it.session.post(it.url + CHAT, json=chat(stream=True)),
+    ):
+        await asyncio.wait_for(left.wait(), 10)
+        await it.eventually(lambda: it.stats.requests == {("abandoned", 499): 1}, "counted as abandoned")
 
 
 async def test_status_of_the_client_s_own_mistake():
