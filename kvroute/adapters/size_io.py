@@ -40,7 +40,7 @@ def read_model(name: str) -> Model:
             return read_config(path)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}") from None
-    if "/" in name and (name.startswith((".", "/", "~")) or name.endswith(".json")):
+    if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise ConfigError(f"{name}: no such file or folder")
     return preset(name)
 

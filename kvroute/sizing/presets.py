@@ -371,6 +371,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+NAMES_SHOWN = 8  # in a complaint
 VARIANTS = ("-instruct", "-it", "-chat", "-base", "-hf")  # endings of tuned siblings, which share their base's shape
 
 
@@ -393,7 +394,8 @@ def preset(name: str) -> Model:
     alike = [
         key for key in PRESETS if any(part in key for part in wanted.replace("/", "-").split("-") if len(part) > 2)
     ]
-    raise ConfigError(f"no preset is named {shown(name)}; known are {', '.join(alike or PRESETS)}")
+    some = ", ".join((alike or list(PRESETS))[:NAMES_SHOWN])
+    raise ConfigError(f"no preset is named {shown(name)}; known are {some}, ... (kvroute size --list)")
 
 
 def _names(key: str, one: Preset) -> tuple[str, str, str]:

@@ -74,7 +74,7 @@ def test_the_weights_beside_a_configuration_are_measured(folder):
     assert read_model(str(folder)).weights.total_bytes == 16_060_522_496
 
 
-@pytest.mark.parametrize("name", ["./absent", "absent/config.json", "/absent/folder"])
+@pytest.mark.parametrize("name", ["./absent", "absent/config.json", "absent.json", "/absent/folder"])
 def test_what_is_not_there(name):
     """A path that is not there is said to be none, not sought among presets."""
     with pytest.raises(ConfigError, match="no such file"):
