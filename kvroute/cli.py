@@ -17,7 +17,7 @@ import click
 from kvroute import __version__
 from kvroute.errors import ConfigError
 
-LAZY: dict[str, str] = {}  # commands that live in modules of their own: name -> "module:attribute"
+LAZY = {"size": "kvroute.cli_size:size"}  # commands that live in modules of their own: name -> module:attribute
 
 
 class LazyGroup(click.Group):
