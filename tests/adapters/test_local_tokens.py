@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from functools import cache
 
 import pytest
 import tokenizers
@@ -20,7 +21,7 @@ from kvroute.kv.prompt import ChatPrompt, TextPrompt
 from tests.data_files import calls_of, conversations
 from tests.tokenizer_files import WITH_TEMPLATE, load_tokenizer, tokenizer_directory
 
-pytestmark = pytest.mark.xdist_group("qwen3")  # one process loads the tokenizers
+pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads the tokenizers
 ROOT, LIMIT = Root(3), 8 << 20
 LONG = " ".join(f"word{number}" for number in range(4_000))  # more than may run on the event loop
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -29,6 +30,7 @@ contents = st.sampled_from(["hi", "", "é\n", " x", "<|im_start|>user\n", "word 
 turns = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), contents), min_size=1, max_size=8)
 
 
+@cache
 def open_renderer(family):
     files = read_model(tokenizer_directory(family))
     return Renderer(files.templates, files.variables)

@@ -8,6 +8,8 @@ import pytest
 from kvroute.adapters.rebuilt import rebuild, rebuilding_class
 from tests.tokenizer_files import tokenizer_directory
 
+pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads them
+
 
 @pytest.mark.parametrize(
     ("model_type", "named", "rebuilt_by"),

@@ -13,6 +13,8 @@ from kvroute.kv.prompt import ChatPrompt
 from tests.data_files import conversations
 from tests.tokenizer_files import WITH_TEMPLATE, tokenizer_directory
 
+pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads them
+
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
 PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% for c in m.content %}"

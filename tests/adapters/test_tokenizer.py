@@ -20,14 +20,11 @@ from tests.data_files import conversations
 from tests.tokenizer_files import FAMILIES, load_tokenizer, tokenizer_directory
 
 
-def by_family(*families):
-    """Parametrise by family; tests of one family share a process, which loads it once. The last is slow to load."""
-    marks = {family: [pytest.mark.xdist_group(family)] for family in families}
-    marks["gptoss"] = [*marks["gptoss"], pytest.mark.slow]
-    return pytest.mark.parametrize("family", [pytest.param(family, marks=marks[family]) for family in families])
-
-
-BY_FAMILY = by_family(*FAMILIES)
+pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads them
+SLOW_TO_LOAD = {"gptoss": pytest.mark.slow}
+BY_FAMILY = pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=SLOW_TO_LOAD.get(family, ())) for family in FAMILIES]
+)
 letters = st.text(st.characters(codec="utf-8"), max_size=40)
 pieces = st.sampled_from(
     [
