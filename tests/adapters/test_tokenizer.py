@@ -19,7 +19,6 @@ from kvroute.errors import ConfigError
 from tests.data_files import conversations
 from tests.tokenizer_files import FAMILIES, load_tokenizer, tokenizer_directory
 
-
 pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads them
 SLOW_TO_LOAD = {"gptoss": pytest.mark.slow}
 BY_FAMILY = pytest.mark.parametrize(
