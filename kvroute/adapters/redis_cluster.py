@@ -1,6 +1,8 @@
-"""The way to a Redis Cluster: redis-py knows its nodes and follows their changes; we add the circuit.
+"""The way to a Redis Cluster: one lean link to each master, calls sent to the one that owns the prefix's hash slot.
 
-Each call is a task of its own. Calls on one prefix may overtake each other here; whoever needs an order awaits.
+The map of slots is asked again when a node says that it is wrong (MOVED, CLUSTERDOWN), and every half second while a
+master cannot be reached, because another node may have taken its place. The call that found out fails; whoever made it
+has a way without the index anyway. All keys of one script share a hash tag, so no call touches two nodes.
 """
 
 from __future__ import annotations
@@ -8,152 +10,153 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 
-from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+import hiredis
+import msgspec
+from redis.crc import key_slot
 
-from kvroute.adapters.redis_link import CALLS_IN_FLIGHT_MAX, CONNECT_TIMEOUT_S, LinkStats, check_server
-from kvroute.adapters.redis_scripts import script
-from kvroute.adapters.redis_url import Target
+from kvroute.adapters.redis_link import CONNECT_TIMEOUT_S, LinkStats, ServerLink, login, open_wire
+from kvroute.adapters.redis_url import Address, Target
 from kvroute.adapters.redis_wire import Argument, Done, Reply
 from kvroute.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PROBE_EVERY_S = 0.2  # while down
-CALL_TIMEOUT_S = 1.0
+REFRESH_S = 0.5
+SLOTS = 16_384
+_STALE_MAP = ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")
+
+SlotMap = tuple[tuple[int, Address], ...]  # (last slot, owner), ascending
 
 
 class ClusterLink:
-    """Scripts on whatever node owns their prefix."""
+    """Scripts on whatever master owns their prefix."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, rng: random.Random) -> None:
         self.stats = LinkStats()
         self.on_up: list[Callable[[], None]] = []
         self._target = target
-        self._client: RedisCluster | None = None
-        self._calls: set[asyncio.Task[None]] = set()
+        self._rng = rng
+        self._nodes: dict[Address, ServerLink] = {}
+        self._owners: SlotMap = ()
+        self._stale = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._down = asyncio.Event()
-        self._up = False
 
     @property
     def is_up(self) -> bool:
-        return self._up
+        return bool(self._nodes) and all(node.is_up for node in self._nodes.values())
 
     @property
     def describe(self) -> str:
         return self._target.describe
 
     async def start(self) -> None:
-        try:
-            await self._connect()
-        except (RedisError, OSError, TimeoutError) as error:
-            self._down.set()
-            log.warning("%s is not reachable (%s): routing on what this router placed itself", self.describe, error)
+        await self._refresh()
+        if not self._nodes:
+            log.warning("%s is not reachable: routing on what this router placed itself", self.describe)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="kvroute-redis-cluster")
 
     async def close(self) -> None:
-        self._up = False
-        tasks = [*self._calls, *([self._keeper] if self._keeper else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._drop()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        await self._adopt(())
 
     def run(self, name: str, prefix: bytes, arguments: Sequence[Argument], done: Done) -> bool:
-        if not self._up or len(self._calls) >= CALLS_IN_FLIGHT_MAX:
-            self.stats.refused += 1
-            return False
-        self.stats.calls += 1
-        task = asyncio.get_running_loop().create_task(self._call(name, prefix, arguments, done))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return True
+        slot = _slot_of(prefix)
+        node = next((self._nodes.get(owner) for last, owner in self._owners if slot <= last), None)
+
+        def settle(reply: Reply) -> None:
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_STALE_MAP):
+                self._stale.set()
+            done(reply)
+
+        is_sent = node is not None and node.run(name, prefix, arguments, settle)
+        self.stats.calls += is_sent
+        self.stats.refused += not is_sent
+        return is_sent
 
     def suspect(self) -> None:
-        if self._up:
-            self._up = False
-            self.stats.suspected += 1
-            self._down.set()
-
-    async def _call(self, name: str, prefix: bytes, arguments: Sequence[Argument], done: Done) -> None:
-        reply: Reply
-        try:
-            reply = await self._run(name, prefix, arguments)
-        except ResponseError as error:
-            reply = error
-        except (RedisError, OSError, TimeoutError) as error:
-            reply = ConnectionError(f"{self.describe}: {error}")
-            self.suspect()
-        except asyncio.CancelledError:
-            done(ConnectionError("closed"))
-            raise
-        done(reply)
-
-    async def _run(self, name: str, prefix: bytes, arguments: Sequence[Argument]) -> Reply:
-        assert self._client is not None
-        wanted = script(name)
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            try:
-                return await self._client.execute_command("EVALSHA", wanted.sha, 1, prefix, *arguments)
-            except NoScriptError:  # a node that is new here
-                return await self._client.execute_command("EVAL", wanted.text, 1, prefix, *arguments)
+        self.stats.suspected += 1
+        for node in self._nodes.values():
+            node.suspect()
 
     async def _keep(self) -> None:
-        """While down, probe until the cluster answers again."""
         while True:
-            await self._down.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self._stale.wait()
+            if self._stale.is_set() or not self.is_up:
+                self._stale.clear()
+                await self._refresh()
+                await asyncio.sleep(REFRESH_S / 5)
+
+    async def _refresh(self) -> None:
+        """Ask any node that answers for the map of slots, and connect to the masters in it."""
+        for address in dict.fromkeys([*self._nodes, *self._target.nodes]):
             try:
-                await self._connect()
-            except (RedisError, OSError, TimeoutError, ConfigError) as error:
-                log.debug("%s is still not reachable: %s", self.describe, error)
-                await asyncio.sleep(PROBE_EVERY_S)
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    owners = await _ask_for_slots(self._target, address)
+            except (OSError, ConnectionError, TimeoutError) as error:
+                log.debug("%s: node %s does not answer: %s", self.describe, address, error)
+                continue
+            if owners:
+                await self._adopt(owners)
+                return
 
-    async def _connect(self) -> None:
-        await self._drop()
-        self._client = client = _client(self._target)
-        async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
-            await client.initialize()
-            for node in client.get_primaries():
-                info: bytes = await client.execute_command("INFO", target_nodes=node, NEVER_DECODE=True)
-                check_server(_text(info), f"{self.describe} node {node.name}")
-        self._down.clear()
-        self._up = True
-        self.stats.connects += 1
-        log.info("connected to %s", self.describe)
-        for tell in self.on_up:
-            tell()
+    async def _adopt(self, owners: SlotMap) -> None:
+        self._owners = owners
+        wanted = {owner for _, owner in owners}
+        for address in self._nodes.keys() - wanted:
+            await self._nodes.pop(address).close()
+        for address in wanted - self._nodes.keys():
+            self._nodes[address] = node = self._node(address)
+            await node.start()
 
-    async def _drop(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(RedisError, OSError):
-                await client.aclose()
+    def _node(self, address: Address) -> ServerLink:
+        described = f"{self.describe} node {address}"
+        node = ServerLink(msgspec.structs.replace(self._target, describe=described), _at(address), self._rng)
+        node.on_up.append(self._node_is_up)
+        return node
 
-
-def _text(info: bytes | dict[str, Any]) -> bytes:
-    """redis-py parses INFO into a mapping unless told otherwise."""
-    if isinstance(info, bytes):
-        return info
-    return "\n".join(f"{name}:{value}" for name, value in info.items()).encode()
+    def _node_is_up(self) -> None:
+        if self.is_up:
+            self.stats.connects += 1
+            for tell in self.on_up:
+                tell()
 
 
-def _client(target: Target) -> RedisCluster:
-    nodes = [ClusterNode(address[0], address[1]) for address in target.nodes if not isinstance(address, str)]
-    tls: dict[str, Any] = {}
-    if target.tls is not None:
-        options = dict(target.tls_options)
-        check = options.pop("ssl_check_hostname", "true").lower() not in ("false", "no", "0")
-        tls = {"ssl": True, "ssl_check_hostname": check, **options}
-    return RedisCluster(
-        startup_nodes=nodes,
-        username=target.username,
-        password=target.password,
-        socket_timeout=CALL_TIMEOUT_S,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        cluster_error_retry_attempts=1,
-        **tls,
-    )
+def _at(address: Address) -> Callable[[], Awaitable[Address]]:
+    async def find() -> Address:
+        return address
+
+    return find
+
+
+async def _ask_for_slots(target: Target, address: Address) -> SlotMap:
+    """Return the masters by slot, or nothing while slots are missing."""
+    lost = asyncio.Event()
+    wire = await open_wire(target, address, lost.set)
+    try:
+        await login(wire, target)
+        reply = await wire.command("CLUSTER", "SLOTS")
+    finally:
+        wire.abort()
+        await lost.wait()
+    if isinstance(reply, hiredis.ReplyError):
+        raise ConfigError(f"store.url: {target.describe} is no cluster ({reply}); write redis:// instead")
+    ranges = sorted((int(first), int(last), node) for first, last, node, *_ in reply)
+    if sum(last - first + 1 for first, last, _ in ranges) < SLOTS:
+        return ()
+    host = address[0] if not isinstance(address, str) else ""
+    return tuple((last, (node[0].decode() or host, int(node[1]))) for _, last, node in ranges)
+
+
+@lru_cache(maxsize=4096)
+def _slot_of(prefix: bytes) -> int:
+    return key_slot(prefix)

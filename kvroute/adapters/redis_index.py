@@ -119,6 +119,7 @@ class RedisIndex:
             return
         self.shadow.leave(replica)
         member = shard.members.pop(replica)
+        shard.name_slots()
         self._upkeep.retire(shard, member)
         if not any(s.members for s in self._shards[shard.namespace]):
             del self._shards[shard.namespace]
@@ -199,7 +200,7 @@ class RedisIndex:
         shard = self._homes[replica]
         member = shard.members[replica]
         if not shard.is_ready or member.token is None:
-            member.is_stale = True
+            shard.mark_stale(member)
             return
         batches = list(calls(writes)) or [[]]
         for number, batch in enumerate(batches):
@@ -207,7 +208,7 @@ class RedisIndex:
             written = partial(self._written, shard, member)
             if not self._link.run("write", shard.prefix, shard.write(member, b"", entry, batch), written):
                 self.stats.writes_dropped += 1
-                member.is_stale = True
+                shard.mark_stale(member)
                 return
         self._upkeep.is_busy = True
 

@@ -2,7 +2,7 @@
 
 `Link` is the contract: every call is one script on one key prefix, so that it means the same on one server and on a
 cluster. `ServerLink` keeps one lean connection to one server, whether its address is fixed or found through Sentinel;
-`redis_cluster.ClusterLink` leaves a cluster's nodes to redis-py.
+`redis_cluster.ClusterLink` has one to each master.
 
 Circuit. The link is `up` while its connection answers. A caller whose deadline passed reports it (`suspect`): the link
 is down from then until the PING that it sends behind the overdue calls is answered, or until it has connected again.
@@ -201,7 +201,7 @@ class ServerLink:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             address = await self._find()
             self._lost.clear()
-            wire = await _open(self._target, address, self._on_lost)
+            wire = await open_wire(self._target, address, self._on_lost)
             try:
                 await _prepare(wire, self._target)
             except BaseException:
@@ -216,7 +216,8 @@ class ServerLink:
             tell()
 
 
-async def _open(target: Target, address: Address, lost: Callable[[], None]) -> Wire:
+async def open_wire(target: Target, address: Address, lost: Callable[[], None]) -> Wire:
+    """Open a bare connection; `lost` is called when it ends."""
     loop = asyncio.get_running_loop()
     if isinstance(address, str):
         return (await loop.create_unix_connection(lambda: Wire(lost), address))[1]
@@ -224,15 +225,24 @@ async def _open(target: Target, address: Address, lost: Callable[[], None]) -> W
     return (await loop.create_connection(lambda: Wire(lost), host, port, ssl=target.tls))[1]
 
 
+async def login(wire: Wire, target: Target) -> None:
+    """Present the credentials, if there are any.
+
+    Raises:
+        ConfigError: the server does not accept them.
+    """
+    if target.password is not None:
+        credentials = [target.username, target.password] if target.username else [target.password]
+        _check_login(await wire.command("AUTH", *credentials), target)
+
+
 async def _prepare(wire: Wire, target: Target) -> None:
     """Log in, look whether this server may be used, and load the scripts."""
-    if target.password is not None:
-        login = [target.username, target.password] if target.username else [target.password]
-        check_login(await wire.command("AUTH", *login), target)
+    await login(wire, target)
     if target.db:
         _expect(await wire.command("SELECT", target.db), f"selecting database {target.db}", target)
     info = await wire.command("INFO")
-    check_login(info, target)
+    _check_login(info, target)
     check_server(_expect(info, "INFO", target), target.describe)
     for name in NAMES:
         _expect(await wire.command("SCRIPT", "LOAD", script(name).text), f"loading {name}.lua", target)
@@ -246,8 +256,7 @@ def _expect(reply: Reply, doing: str, target: Target) -> bytes:
     return bytes(reply)
 
 
-def check_login(reply: Reply, target: Target) -> None:
-    """Refuse credentials that the server refuses."""
+def _check_login(reply: Reply, target: Target) -> None:
     if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("WRONGPASS", "NOAUTH", "ERR AUTH", "NOPERM")):
         raise ConfigError(f"store.url: {target.describe} does not accept the user name and password given: {reply}")
 

@@ -55,17 +55,26 @@ class Shard:
         self.is_ready = False  # registered since the link came up: what Redis says here can be understood
         self.epoch = b""
         self.version = b""
-        self.replicas: dict[int, ReplicaId] = {}  # by slot: all replicas of the registry, other routers' too
+        self.tokens: dict[ReplicaId, bytes] = {}  # the registry: of other routers' replicas too
+        self.replicas: dict[int, ReplicaId] = {}  # by slot: members in the life that this router knows
         self.is_feeding = False  # Redis does not have all yet that this router placed
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
 
-    def read_registry(self, version: bytes, flat: Sequence[bytes]) -> dict[ReplicaId, bytes]:
-        """Take over the registry, and return its tokens."""
-        tokens = {ReplicaId(flat[i].decode()): flat[i + 1] for i in range(0, len(flat), 2)}
+    def read_registry(self, version: bytes, flat: Sequence[bytes]) -> None:
+        """Take over the registry."""
         self.version = version
-        self.replicas = {int(token.partition(b".")[0]): replica for replica, token in tokens.items()}
-        return tokens
+        self.tokens = {ReplicaId(flat[i].decode()): flat[i + 1] for i in range(0, len(flat), 2)}
+        self.name_slots()
+
+    def name_slots(self) -> None:
+        """Say which slots stand for members: only in the life of a replica that registry and member agree on."""
+        agreed = (m for m in self.members.values() if m.token is not None and m.token == self.tokens.get(m.replica))
+        self.replicas = {int(member.slot): member.replica for member in agreed}
+
+    def mark_stale(self, member: Member) -> None:
+        """Note that Redis has not all that was placed on a member."""
+        member.is_stale = self.is_feeding = True
 
     def read_lookup(self, reply: Reply, holding: dict[ReplicaId, int]) -> int | None:
         """Add a lookup's answer to `holding`; return its probes, or None where it is of another epoch than ours."""
@@ -75,6 +84,7 @@ class Shard:
                 self.is_ready = False
                 return None
             self.read_registry(version, registry or [])
+            self.next_beat_s = 0.0
         replicas, seen = self.replicas, 0
         for i in range(3, len(reply), 2):
             data = reply[i + 1]

@@ -78,7 +78,7 @@ class Upkeep:
         """Take in the reply to a write; True where it was executed."""
         if isinstance(reply, Exception):
             self._stats.errors += 1
-            member.is_stale = True
+            shard.mark_stale(member)
         elif reply == b"L":
             self._stats.writes_dropped += 1
         elif reply == b"E":
@@ -159,12 +159,13 @@ class Upkeep:
                 member.forget()
         if version != shard.version:
             shard.is_sweeping = True
-        tokens = shard.read_registry(version, registry)
+        shard.read_registry(version, registry)
         owned = {ReplicaId(leases[i].decode()): leases[i + 1] for i in range(0, len(leases), 2)}
         for replica, member in members.items():
             if shard.members.get(replica) is member:  # it may have left while Redis was asked
-                self._register(shard, member, tokens.get(replica), owned.get(replica))
-        shard.is_feeding = any(member.is_stale for member in members.values())
+                self._register(shard, member, shard.tokens.get(replica), owned.get(replica))
+        shard.name_slots()
+        shard.is_feeding = any(member.is_stale for member in shard.members.values())
         shard.is_ready = True
 
     def _register(self, shard: Shard, member: Member, token: bytes | None, lease: bytes | None) -> None:
@@ -199,9 +200,13 @@ class Upkeep:
                 member.feed = None
                 break
             blocks += blocks_in(chain) - known
-            writes = [Write(b"+", part_of(chain, known))]
-            if not await self._write(shard, member, b"", sent(chain, known), writes):
-                member.feed, member.is_stale, member.feed_after_s = None, True, now_s + RETRY_S
+            is_written = False
+            try:
+                writes = [Write(b"+", part_of(chain, known))]
+                is_written = await self._write(shard, member, b"", sent(chain, known), writes)
+            finally:
+                if not is_written:
+                    member.feed, member.is_stale, member.feed_after_s = None, True, now_s + RETRY_S
         self.is_busy |= blocks > 0
 
     async def _replay(self, shard: Shard) -> None:

@@ -125,6 +125,5 @@ def open_link(url: str) -> Link:
         ConfigError: the URL is wrong.
     """
     target = parse_redis_url(url)
-    if target.kind == "cluster":
-        return ClusterLink(target)
-    return ServerLink(target, finder(target), random.Random(secrets.randbits(64)))
+    rng = random.Random(secrets.randbits(64))
+    return ClusterLink(target, rng) if target.kind == "cluster" else ServerLink(target, finder(target), rng)
