@@ -46,6 +46,7 @@ mark(low, '')
 
 local out = {}
 local function emit(depth, slots)
+  if slots == '' then return end -- above a branch of a corrected chain, which the owner has not cleared yet
   out[#out + 1] = depth
   out[#out + 1] = slots
 end
