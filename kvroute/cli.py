@@ -129,3 +129,6 @@ def _overrides(urls: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
 def _log_to_stderr(verbose: bool) -> None:
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    requests = logging.getLogger("kvroute.requests")  # lines of JSON that carry their own time
+    requests.addHandler(logging.StreamHandler(sys.stderr))
+    requests.propagate = False

@@ -40,7 +40,6 @@ class Answer:
         "_replica",
         "_size",
         "_spoke",
-        "_timer",
         "_until_s",
         "_waiter",
         "complete",
@@ -62,9 +61,7 @@ class Answer:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._spoke = False  # any byte of the body has arrived; servers send the head of a stream before its prefill
-        self._until_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._watch_for(patience.first_byte_s)
+        self._until_s = connection.loop.time() + patience.first_byte_s
 
     async def head(self) -> None:
         """Wait for status and headers.
@@ -119,28 +116,21 @@ class Answer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _look_at_the_clock(self) -> None:
-        """One timer serves the whole answer: it is set again for what is left, not for every chunk."""
-        now_s = self._connection.loop.time()
-        waiting = self._waiter is not None
-        if waiting and now_s >= self._until_s:
+    # What the connection tells:
+
+    def check(self, now_s: float) -> None:
+        """Give up where the replica has been waited for too long. Time that the reader spends elsewhere is not."""
+        if self._waiter is not None and now_s >= self._until_s:
             what = f"silent for {self._patience.idle_s:g} s" if self._spoke else "no answer in time"
             self._fail(ReplicaTimedOut(f"{self._replica}: {what}", replica=self._replica))
             self._connection.abort()
-            return
-        due_s = self._until_s if waiting else now_s + self._patience.idle_s
-        self._timer = self._connection.loop.call_at(due_s, self._look_at_the_clock)
-
-    # What the connection tells:
 
     def begin(self, status: int, headers: RawHeaders) -> None:
         self.status, self.headers = status, headers
         self._wake()
 
     def feed(self, body: bytes) -> None:
-        if not self._spoke:
-            self._spoke = True
-            self._watch_for(self._patience.idle_s)
+        self._spoke = True
         self._parts.append(body)
         before, self._size = self._size, self._size + len(body)
         if before < HIGH_WATER_BYTES <= self._size:
@@ -149,7 +139,6 @@ class Answer:
 
     def end(self) -> None:
         self.complete = True
-        self._stop_timer()
         self._wake()
 
     def lose(self, why: str) -> None:
@@ -159,18 +148,7 @@ class Answer:
     def _fail(self, error: ReplicaFailed) -> None:
         if self._error is None and not self.complete:
             self._error = error
-            self._stop_timer()
             self._wake()
-
-    def _watch_for(self, silence_s: float) -> None:
-        self._stop_timer()
-        self._until_s = self._connection.loop.time() + silence_s
-        self._timer = self._connection.loop.call_at(self._until_s, self._look_at_the_clock)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class Connection(asyncio.Protocol):
@@ -178,7 +156,6 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Connection], None]) -> None:
         self.loop = loop
-        self.exchanges = 0  # begun on this connection; above one, the replica may have closed it meanwhile
         self.free_since_s = 0.0
         self.closed: asyncio.Future[None] = loop.create_future()
         self._on_free = on_free
@@ -205,13 +182,17 @@ class Connection(asyncio.Protocol):
         """Send a request and return its answer, of which nothing has arrived yet."""
         assert self._transport is not None
         assert self._answer is None
-        self.exchanges += 1
         self._head_bytes = 0
         self._answer = Answer(self, replica, patience)
         self._transport.write(head + body if len(body) < HIGH_WATER_BYTES else head)
         if len(body) >= HIGH_WATER_BYTES:
             self._transport.write(body)
         return self._answer
+
+    def check(self, now_s: float) -> None:
+        """Look at the clock for the exchange that is under way, if there is one."""
+        if self._answer is not None:
+            self._answer.check(now_s)
 
     def pause(self) -> None:
         if self._transport is not None and not self._paused and not self._transport.is_closing():

@@ -21,6 +21,7 @@ from kvroute.adapters.connection import Answer, Connection, Patience
 from kvroute.errors import Overloaded, ReplicaUnreachable
 from kvroute.routing.replica import Replica
 
+TICK_S = 0.5  # at most between two looks at the clock for all connections: cheaper than a timer for every answer
 CLOSE_WAIT_S = 1.0  # for sockets to be gone at shutdown
 SITES_MAX = 4096  # URLs remembered; more than any pool, so that the cache cannot grow with a changing discovery
 
@@ -48,6 +49,9 @@ class Upstream:
         self._key_of = key_of
         self._sites: dict[str, _Site] = {}
         self._tls: ssl.SSLContext | None = None
+        shortest_s = min(self.settings.first_byte_timeout_s, self.settings.idle_timeout_s, self.settings.keep_alive_s)
+        self._tick_s = min(TICK_S, shortest_s / 4)
+        self._tick: asyncio.TimerHandle | None = None
         self._closing = False
 
     async def start(self) -> None:
@@ -57,6 +61,9 @@ class Upstream:
     async def close(self) -> None:
         """Close every connection and wait until the sockets are gone."""
         self._closing = True
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
         connections = [connection for site in self._sites.values() for connection in site.connections]
         for connection in connections:
             connection.abort()
@@ -106,6 +113,8 @@ class Upstream:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, site.freed)
         site.connections.add(connection)  # counts while it connects
+        if self._tick is None:
+            self._tick = loop.call_later(self._tick_s, self._look_at_the_clock, loop)
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 await loop.create_connection(
@@ -125,6 +134,16 @@ class Upstream:
             raise
         return connection
 
+    def _look_at_the_clock(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up on silent answers and close idle connections; again after a while, as long as any is open."""
+        now_s, self._tick = loop.time(), None
+        for site in self._sites.values():
+            for connection in tuple(site.connections):
+                connection.check(now_s)
+            site.close_idle(now_s - self.settings.keep_alive_s)
+            if site.connections and self._tick is None:
+                self._tick = loop.call_later(self._tick_s, self._look_at_the_clock, loop)
+
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             verify = self.settings.tls_verify
@@ -139,7 +158,7 @@ class Upstream:
         if site is None:
             if len(self._sites) >= SITES_MAX:
                 self._sites = {url: site for url, site in self._sites.items() if site.connections}
-            site = self._sites[url] = _Site(url, self.settings.keep_alive_s)
+            site = self._sites[url] = _Site(url)
         return site
 
     def _head(
@@ -164,7 +183,7 @@ class Upstream:
 class _Site:
     """One URL: its address, and the connections that are open to it."""
 
-    def __init__(self, url: str, keep_alive_s: float) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.url = url
         self.is_tls = parts.scheme == "https"
@@ -174,8 +193,6 @@ class _Site:
         self.prefix = parts.path.rstrip("/")
         self.connections: set[Connection] = set()
         self._free: list[Connection] = []  # the most recently used last
-        self._keep_alive_s = keep_alive_s
-        self._sweep: asyncio.TimerHandle | None = None
 
     def take(self, oldest_s: float) -> Connection | None:
         """Take the most recently used connection that is still good; close the ones that are too old."""
@@ -193,18 +210,14 @@ class _Site:
             return
         connection.free_since_s = connection.loop.time()
         self._free.append(connection)
-        if self._sweep is None:
-            self._sweep = connection.loop.call_later(self._keep_alive_s, self._close_old, connection.loop)
 
-    def _close_old(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweep = None
-        oldest_s = loop.time() - self._keep_alive_s
+    def close_idle(self, oldest_s: float) -> None:
+        """Close the connections that were free for too long."""
         old = [connection for connection in self._free if connection.free_since_s <= oldest_s]
-        self._free = [connection for connection in self._free if connection.free_since_s > oldest_s]
+        if old:
+            self._free = [connection for connection in self._free if connection.free_since_s > oldest_s]
         for connection in old:
             connection.abort()
-        if self._free:
-            self._sweep = loop.call_later(self._keep_alive_s / 2, self._close_old, loop)
 
 
 async def _headed(answer: Answer) -> Answer:

@@ -118,6 +118,7 @@ class Service:
                 body_bytes_max=config.proxy.body_bytes_max, log_requests=config.proxy.log_requests
             ),
         )
+        self._stack.callback(handler.close)
         await sharing.start()
         self._stack.push_async_callback(sharing.close)
         await upstream.start()

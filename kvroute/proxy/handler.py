@@ -17,6 +17,7 @@ from kvroute.proxy import headers, openai
 from kvroute.proxy.catalogue import Catalogue, ServedModel
 from kvroute.proxy.dispatch import Dispatch
 from kvroute.proxy.question import Asker
+from kvroute.proxy.request_log import RequestLog
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.tenants import Tenants
 from kvroute.proxy.visit import Visit
@@ -58,11 +59,16 @@ class Handler:
         self._stats = stats
         self._settings = settings
         self._clock = clock
+        self._log = RequestLog(is_on=settings.log_requests)
         self._created_s = int(time.time())
+
+    def close(self) -> None:
+        """Write the lines of the last requests."""
+        self._log.flush()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever happens; only a client that left gets nothing."""
-        visit = Visit(headers.request_id(request.raw_headers), self._clock())
+        visit = Visit(headers.request_id(request.headers.get(headers.REQUEST_ID)), self._clock())
         self._stats.active += 1
         try:
             response = await self._answered(request, visit)
@@ -74,7 +80,7 @@ class Handler:
             raise
         finally:
             self._stats.active -= 1
-            visit.close(self._stats, self._clock(), logs=self._settings.log_requests)
+            visit.close(self._stats, self._log, self._clock())
 
     async def _answered(self, request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
         try:

@@ -47,14 +47,12 @@ _KEPT_FROM_REPLICAS = _HOP_BY_HOP | frozenset(
     )
 )
 _KEPT_FROM_CLIENTS = _HOP_BY_HOP | frozenset((b"x-request-id", REPLICA.encode()))
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@=+-]{1,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
 
 
 def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
     """Return the client's end-to-end headers, with the request's id."""
-    kept = [header for header in headers if header[0].lower() not in _KEPT_FROM_REPLICAS]
-    if named := _named_by_connection(headers):
-        kept = [header for header in kept if header[0].lower() not in named]
+    kept = _end_to_end(headers, _KEPT_FROM_REPLICAS)
     kept.append((b"X-Request-Id", request_id.encode()))
     kept.append((b"Accept-Encoding", b"identity"))
     return kept
@@ -62,22 +60,15 @@ def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]
 
 def to_client(headers: Iterable[RawHeader], request_id: str) -> CIMultiDict[str]:
     """Return the replica's end-to-end headers, with the request's id."""
-    named = _named_by_connection(headers)
-    kept = CIMultiDict(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in headers
-        if (lower := name.lower()) not in _KEPT_FROM_CLIENTS and lower not in named
-    )
-    kept[REQUEST_ID] = request_id
-    return kept
+    kept = _end_to_end(headers, _KEPT_FROM_CLIENTS)
+    answer = CIMultiDict([(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept])
+    answer[REQUEST_ID] = request_id
+    return answer
 
 
-def request_id(headers: Iterable[RawHeader]) -> str:
+def request_id(given: str | None) -> str:
     """Return the client's X-Request-Id where it is sound, else a new one."""
-    for name, value in headers:
-        if name.lower() == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
-    return secrets.token_hex(16)
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def find(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
@@ -85,8 +76,15 @@ def find(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
     return next((value for key, value in headers if key.lower() == name), None)
 
 
-def _named_by_connection(headers: Iterable[RawHeader]) -> frozenset[bytes]:
-    values = [value for name, value in headers if name.lower() == b"connection"]
-    if not values or values == [b"keep-alive"] or values == [b"close"]:
-        return frozenset()
-    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
+def _end_to_end(headers: Iterable[RawHeader], excepted: frozenset[bytes]) -> list[RawHeader]:
+    kept, named = [], b""
+    for header in headers:
+        name = header[0].lower()
+        if name not in excepted:
+            kept.append(header)
+        elif name == b"connection":
+            named += header[1].lower() + b","
+    if named in (b"", b"keep-alive,", b"close,"):
+        return kept
+    hops = {token.strip() for token in named.split(b",")}
+    return [header for header in kept if header[0].lower() not in hops]

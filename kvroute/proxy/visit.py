@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
-import msgspec
-
+from kvroute.proxy.request_log import RequestLog
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.lease import Lease
-
-log = logging.getLogger("kvroute.requests")
 
 
 class Visit:
@@ -54,7 +49,7 @@ class Visit:
         """Note what became of the request."""
         self.outcome, self.why = outcome, why
 
-    def close(self, stats: HandlerStats, now_s: float, *, logs: bool) -> None:
+    def close(self, stats: HandlerStats, log: RequestLog, now_s: float) -> None:
         """Count the request and write its line."""
         stats.count(self.outcome, self.status)
         total_s = now_s - self.arrived_s
@@ -63,11 +58,10 @@ class Visit:
         if self.began_s is not None:
             ttft_s = self.began_s - self.arrived_s
             stats.ttft.observe(ttft_s)
-        if logs and log.isEnabledFor(logging.INFO):
-            log.info(self._line(ttft_s, total_s))
+        log.add(self._fields(ttft_s, total_s))
 
-    def _line(self, ttft_s: float | None, total_s: float) -> str:
-        fields = {
+    def _fields(self, ttft_s: float | None, total_s: float) -> dict[str, object]:
+        fields: dict[str, object] = {
             "id": self.id,
             "tenant": self.tenant,
             "model": self.model,
@@ -82,4 +76,4 @@ class Visit:
         }
         if self.why:
             fields["why"] = self.why
-        return msgspec.json.encode(fields).decode()
+        return fields

@@ -191,6 +191,7 @@ async def _router(
             yield Pool(url, urls, session, fleet, index, ledger, upstream, learner, account, stats, catalogue, changed)
     finally:
         await runner.cleanup()
+        door.close()
         await learner.close()
         await upstream.close()
         await reader.close()
