@@ -78,6 +78,13 @@ class RoutingSettings(Settings, frozen=True):
     ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
 
 
+class HardwareSettings(Settings, frozen=True):
+    """What replicas run on, for what they do not say themselves."""
+
+    gpu: str | None = None
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
 class ProxySettings(Settings, frozen=True):
     """How requests and answers pass."""
 
@@ -119,6 +126,7 @@ class Config(Settings, frozen=True):
     tokenizer: str = "auto"
     store: StoreSettings = StoreSettings()
     routing: RoutingSettings = RoutingSettings()
+    hardware: HardwareSettings = HardwareSettings()
     proxy: ProxySettings = ProxySettings()
     tenants: TenantSettings = TenantSettings()
     feeds: FeedSettings = FeedSettings()

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
+from kvroute.adapters.sized import Sized, sized
 from kvroute.adapters.store import Store, open_store
 from kvroute.adapters.upstream import Upstream, UpstreamSettings
 from kvroute.config import Config, Listen
@@ -36,6 +37,7 @@ from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import ModelCard, Replica
 from kvroute.routing.router import Router
 from kvroute.routing.seen import SeenWindow
+from kvroute.sizing.hardware import gpu
 
 log = logging.getLogger("kvroute")
 
@@ -92,6 +94,7 @@ class Service:
             catalogue=catalogue,
             tokenizer=config.tokenizer,
             settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
+            size=self._sizer(),
         )
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
         upstream = Upstream(self._upstream_settings(), self._key_of())
@@ -142,6 +145,13 @@ class Service:
         self._stack.push_async_callback(store.close)
         log.info("store: %s", store.describe())
         return store
+
+    def _sizer(self) -> Callable[[ModelCard], Sized | None]:
+        hardware = self.config.hardware
+        if hardware.gpu is None:
+            return lambda card: None
+        name, count = gpu(hardware.gpu).name, hardware.tensor_parallel  # an unknown name stops the start
+        return lambda card: sized(card.root, card.name, name, count)
 
     def _router(self) -> Router:
         routing = self.config.routing

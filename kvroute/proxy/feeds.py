@@ -13,11 +13,13 @@ import time
 from collections.abc import Awaitable, Callable
 
 import aiohttp
+import msgspec
 from msgspec import Struct
 
 from kvroute.adapters.discovery import base_models, replicas_behind
 from kvroute.adapters.index import Index, Namespace, namespace_of
 from kvroute.adapters.replica_client import ReplicaClient
+from kvroute.adapters.sized import Sized
 from kvroute.adapters.tokens import PromptReader, open_reader
 from kvroute.adapters.vllm_metrics import Page
 from kvroute.errors import ReplicaBroke, ReplicaFailed
@@ -77,7 +79,14 @@ class Feeds:
     """All watchers, and what they share: the readers of models and the catalogue made of them."""
 
     def __init__(
-        self, *, fleet: Fleet, index: Index, catalogue: Catalogue, tokenizer: str, settings: FeedSettings
+        self,
+        *,
+        fleet: Fleet,
+        index: Index,
+        catalogue: Catalogue,
+        tokenizer: str,
+        settings: FeedSettings,
+        size: Callable[[ModelCard], Sized | None] = lambda card: None,
     ) -> None:
         self.stats = FeedStats()
         self.readers: dict[str, PromptReader] = {}
@@ -86,6 +95,8 @@ class Feeds:
         self._catalogue = catalogue
         self._tokenizer = tokenizer
         self._settings = settings
+        self._size = size
+        self._sizes: dict[str, Sized | None] = {}
         self._session: aiohttp.ClientSession | None = None
         self._watchers: list[Watcher] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,6 +148,14 @@ class Feeds:
         await reader.start()
         self.readers[card.name] = reader
         log.info("model %s: tokens by %s: %s", card.name, reader.mode, reader.why)
+        size = self._sizes[card.name] = await asyncio.to_thread(self._size, card)
+        if size is not None:
+            self._fleet.seed(card.name, size.rates)
+
+    def capacity_tokens(self, replica: Replica) -> int | None:
+        """Return what a replica holds: what it reports, else what its model's size leaves of the GPU's memory."""
+        size = self._sizes.get(base_models(replica.cards)[0].name)
+        return replica.capacity_tokens or (size.capacity_tokens if size else None)
 
     def _asker(self, model: str) -> Callable[[str, bytes], Awaitable[bytes]]:
         async def ask(path: str, body: bytes) -> bytes:
@@ -287,13 +306,14 @@ class Watcher:
         namespace = await self._feeds.namespace(replica)
         if namespace is None:
             raise ReplicaBroke(f"{self.url} serves no model", replica=self.url)
-        tokens = replica.capacity_tokens or CAPACITY_UNKNOWN_TOKENS
-        self._index.join(replica.id, namespace, tokens // (replica.block_size or BLOCK_SIZE_UNKNOWN))
+        tokens = self._feeds.capacity_tokens(replica)
+        blocks = (tokens or CAPACITY_UNKNOWN_TOKENS) // (replica.block_size or BLOCK_SIZE_UNKNOWN)
+        self._index.join(replica.id, namespace, blocks)
         self.known[replica.id] = (replica, namespace)
-        self._fleet.join(replica, now)
+        self._fleet.join(msgspec.structs.replace(replica, capacity_tokens=tokens), now)
         log.info(
             "%s serves %s: %s tokens of KV cache in blocks of %s",
-            replica.id, ", ".join(card.name for card in replica.cards), replica.capacity_tokens, replica.block_size,
+            replica.id, ", ".join(card.name for card in replica.cards), tokens, replica.block_size,
         )  # fmt: skip
         return True
 

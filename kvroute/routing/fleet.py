@@ -79,6 +79,10 @@ class Fleet:
             member.adopt(replica, self._rates.of(base_of(replica)))
             self._sort()
 
+    def seed(self, base: str, rates: Rates) -> None:
+        """Say how fast replicas of a base model should be, before any of them has joined."""
+        self._rates.seed(base, rates)
+
     def leave(self, id: ReplicaId) -> None:
         """Forget a replica. Leases under way there settle as usual and touch no later replica of that id."""
         if self._members.pop(id, None):

@@ -147,6 +147,12 @@ class RateBook:
         self._seed = seed
         self._models: OrderedDict[str, ModelRates] = OrderedDict()
 
+    def seed(self, base: str, rates: Rates) -> None:
+        """Give a model its own seed; one that has been learnt from keeps what it learnt."""
+        if base not in self._models:
+            self.of(base)
+            self._models[base] = ModelRates(rates)
+
     def of(self, base: str) -> ModelRates:
         """Return the rates of a base model, seeded at first sight."""
         if base not in self._models:

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from kvroute.adapters.sized import sized
 from kvroute.errors import ConfigError
 from kvroute.fake.server import build_replica, serve_replica
 from kvroute.proxy.app import Service
@@ -87,3 +88,22 @@ async def test_replica_without_its_model_is_reported_and_harmless():
             assert [state.replica.url for state in other.fleet.states()] == [pool.urls[0]]
         finally:
             await other.stop()
+
+
+async def test_size_stands_in_for_what_a_replica_does_not_say():
+    """With a GPU named, a model of known shape starts with rates of its own size instead of the general seed."""
+    runner, url = await serve_replica(build_replica(model="Qwen/Qwen3-32B", speed=100.0))
+    service = Service(settings([url], hardware__gpu="h100", hardware__tensor_parallel=2))
+    await service.start()
+    try:
+        (state,) = service.fleet.states()
+        assert state.rates.token_s == sized(None, "Qwen/Qwen3-32B", "h100", 2).rates.token_s
+    finally:
+        await service.stop()
+        await runner.cleanup()
+
+
+async def test_unknown_gpu_stops_the_start():
+    """A GPU that nobody knows is refused at once, with the known names."""
+    with pytest.raises(ConfigError, match="h200"):
+        await Service(settings(["http://127.0.0.1:9"], hardware__gpu="h2000")).start()

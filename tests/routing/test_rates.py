@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvroute.routing.rates import MODELS_MAX, RATIO_MAX, ModelRates, RateBook, Rates, Speed, Steady
+from kvroute.routing.rates import MODELS_MAX, RATIO_MAX, SEED, ModelRates, RateBook, Rates, Speed, Steady
 from tests.routing.builders import ROUND
 
 
@@ -108,3 +108,14 @@ def test_the_book_is_bounded():
         book.of(f"m{number}")
     assert book.of("m0") is not first
     assert book.of(f"m{MODELS_MAX}") is book.of(f"m{MODELS_MAX}")
+
+
+def test_seed_of_one_model():
+    """A model's own seed counts until it has been learnt from, and touches no other model."""
+    book = RateBook()
+    fast = Rates(0.01, 1e-6, 0.001)
+    book.seed("fast", fast)
+    assert book.of("fast").published == fast
+    assert book.of("other").published == SEED
+    book.seed("other", fast)
+    assert book.of("other").published == SEED
