@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -26,7 +28,7 @@ from kvroute.kv.chain import PrefixChain, blocks_in
 from kvroute.routing.replica import Holding, ReplicaId
 
 DEADLINE_S = 0.005
-PROBES_MAX = 160  # spent on exact depths; a coarse pass over any chain takes at most about 80 of them
+PROBES_MAX = 120  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
 BUSY_S = 0.002  # a timer that fires this much late says that our own event loop was busy, not Redis
 
 
@@ -53,7 +55,10 @@ class _Lookup:
     def expire(self, due_s: float, is_last: bool = False) -> None:
         if self.done.done():
             return
-        now_s = self._loop.time()
+        now_s = time.monotonic()  # not the loop's time, which uvloop keeps from the beginning of the loop's turn
+        if now_s < due_s:
+            self._loop.call_later(due_s - now_s, self.expire, due_s, is_last)
+            return
         if now_s > due_s + BUSY_S and not is_last:
             # The answer may lie in the socket, unread: let the loop look once more.
             self._loop.call_later(BUSY_S, self.expire, now_s + BUSY_S, True)
@@ -79,6 +84,11 @@ class RedisIndex:
         self._homes: dict[ReplicaId, Shard] = {}
         self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_feeding(self) -> bool:
+        """Whether Redis still lacks something that this router placed."""
+        return any(shard.is_feeding or not shard.is_ready for shard in self._all_shards())
 
     async def start(self) -> None:
         """Begin the upkeep. The link is its owner's to start and close."""
@@ -164,7 +174,7 @@ class RedisIndex:
             answer = partial(lookup.answer, number)
             if not shard.is_ready or not self._link.run("lookup", shard.prefix, arguments, answer):
                 return None
-        timer = loop.call_later(self._deadline_s, lookup.expire, loop.time() + self._deadline_s)
+        timer = loop.call_later(self._deadline_s, lookup.expire, time.monotonic() + self._deadline_s)
         try:
             is_answered = await lookup.done
         finally:
@@ -202,18 +212,22 @@ class RedisIndex:
         if not shard.is_ready or member.token is None:
             shard.mark_stale(member)
             return
-        batches = list(calls(writes)) or [[]]
-        for number, batch in enumerate(batches):
-            entry = record if number == len(batches) - 1 else b""
-            written = partial(self._written, shard, member)
-            if not self._link.run("write", shard.prefix, shard.write(member, b"", entry, batch), written):
-                self.stats.writes_dropped += 1
-                shard.mark_stale(member)
-                return
+        self._send_next(shard, member, deque(calls(writes) or [[]]), record)
         self._upkeep.is_busy = True
 
-    def _written(self, shard: Shard, member: Member, reply: Reply) -> None:
-        self._upkeep.judge(shard, member, reply)
+    def _send_next(self, shard: Shard, member: Member, batches: deque[list[Write]], record: bytes) -> None:
+        """Send one batch, and the next when it is answered: a long chain must not keep others' lookups waiting."""
+        batch = batches.popleft()
+        arguments = shard.write(member, b"", b"" if batches else record, batch)
+        sent_as = member.token
+
+        def done(reply: Reply) -> None:
+            if self._upkeep.judge(shard, member, reply) and batches and member.token == sent_as:
+                self._send_next(shard, member, batches, record)
+
+        if not self._link.run("write", shard.prefix, arguments, done):
+            self.stats.writes_dropped += 1
+            shard.mark_stale(member)
 
     def _on_up(self) -> None:
         """The link came up: nothing is known of this Redis until it has answered a heartbeat."""

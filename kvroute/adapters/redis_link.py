@@ -30,10 +30,9 @@ from kvroute.errors import ConfigError, IndexUnavailable
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
+PATIENCE_S = 3.0  # of background work
 SILENCE_S = 1.0  # without an answer to the PING, a suspected connection is given up
 RETRY_FIRST_S, RETRY_MOST_S = 0.02, 0.5  # the index is to be used again within 2 s of Redis' return
-CALLS_IN_FLIGHT_MAX = 4096
-BYTES_IN_FLIGHT_MAX = 16 << 20
 BIG_ARGUMENT = 4096  # bytes from which on an argument is sent from where it lies, not copied into the command
 
 
@@ -75,7 +74,9 @@ class Link(Protocol):
         """Report that a call is overdue."""
 
 
-async def ask(link: Link, name: str, prefix: bytes, arguments: Sequence[Argument], timeout_s: float = 1.0) -> Reply:
+async def ask(
+    link: Link, name: str, prefix: bytes, arguments: Sequence[Argument], timeout_s: float = PATIENCE_S
+) -> Reply:
     """Run a script and wait for its reply: for background work, which has time.
 
     Raises:
@@ -109,7 +110,6 @@ class ServerLink:
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._silence: asyncio.TimerHandle | None = None
-        self._bytes_in_flight = 0
 
     @property
     def is_up(self) -> bool:
@@ -139,21 +139,11 @@ class ServerLink:
 
     def run(self, name: str, prefix: bytes, arguments: Sequence[Argument], done: Done) -> bool:
         wire = self._wire
-        size = sum(len(a) for a in arguments if isinstance(a, bytes))
-        busy = wire is not None and (
-            wire.waiting >= CALLS_IN_FLIGHT_MAX or self._bytes_in_flight + size > BYTES_IN_FLIGHT_MAX
-        )
-        if wire is None or self._suspected or busy:
+        if wire is None or self._suspected or wire.is_full:
             self.stats.refused += 1
             return False
         self.stats.calls += 1
-        self._bytes_in_flight += size
-
-        def settle(reply: Reply) -> None:
-            self._bytes_in_flight -= size
-            done(reply)
-
-        wire.call(_evalsha(name, prefix, arguments), settle)
+        wire.call(_evalsha(name, prefix, arguments), done)
         return True
 
     def suspect(self) -> None:
@@ -162,8 +152,15 @@ class ServerLink:
         self._suspected = True
         self.stats.suspected += 1
         loop = asyncio.get_running_loop()
-        self._silence = loop.call_later(SILENCE_S, self._wire.abort)
+        self._silence = loop.call_later(SILENCE_S, self._listen, self._wire, self._wire.replies)
         self._wire.call((b"*1\r\n", encode([b"PING"])), self._answered)
+
+    def _listen(self, wire: Wire, replies: int) -> None:
+        """Give a suspected connection up, unless it is only slow: as long as replies come, the PING's will."""
+        if wire.replies == replies:
+            wire.abort()
+        else:
+            self._silence = asyncio.get_running_loop().call_later(SILENCE_S, self._listen, wire, wire.replies)
 
     def _answered(self, reply: Reply) -> None:
         if not isinstance(reply, Exception):

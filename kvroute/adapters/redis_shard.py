@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from kvroute.adapters.index import Namespace
 from kvroute.adapters.redis_owner import Owner, Write
@@ -56,7 +57,7 @@ class Shard:
         self.epoch = b""
         self.version = b""
         self.tokens: dict[ReplicaId, bytes] = {}  # the registry: of other routers' replicas too
-        self.replicas: dict[int, ReplicaId] = {}  # by slot: members in the life that this router knows
+        self.replicas: dict[int, ReplicaId] = {}  # by 1 << slot: members in the life that this router knows
         self.is_feeding = False  # Redis does not have all yet that this router placed
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
@@ -70,7 +71,7 @@ class Shard:
     def name_slots(self) -> None:
         """Say which slots stand for members: only in the life of a replica that registry and member agree on."""
         agreed = (m for m in self.members.values() if m.token is not None and m.token == self.tokens.get(m.replica))
-        self.replicas = {int(member.slot): member.replica for member in agreed}
+        self.replicas = {1 << int(member.slot): member.replica for member in agreed}
 
     def mark_stale(self, member: Member) -> None:
         """Note that Redis has not all that was placed on a member."""
@@ -86,15 +87,17 @@ class Shard:
             self.read_registry(version, registry or [])
             self.next_beat_s = 0.0
         replicas, seen = self.replicas, 0
-        for i in range(3, len(reply), 2):
-            data = reply[i + 1]
-            slots = int.from_bytes(data[1:], "little") << (8 * data[0])
+        for depth, data in zip(reply[3::2], reply[4::2], strict=True):
+            slots = _slots_in(data)
             fresh, seen = slots & ~seen, seen | slots
+            if fresh in replicas:  # one slot, most of the time
+                holding[replicas[fresh]] = depth
+                continue
             while fresh:
-                replica = replicas.get((fresh & -fresh).bit_length() - 1)
-                if replica is not None:
-                    holding[replica] = reply[i]
-                fresh &= fresh - 1
+                lowest = fresh & -fresh
+                if lowest in replicas:
+                    holding[replicas[lowest]] = depth
+                fresh ^= lowest
         return int(reply[2])
 
     def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> tuple[Argument, ...]:
@@ -102,6 +105,12 @@ class Shard:
         assert member.token is not None
         head = (self.epoch, member.replica, member.token, lease, log, LOG_RECORDS_MAX)
         return (*head, *(part for one in writes for part in (one.op, one.run.skip, one.run.hashes)))
+
+
+@lru_cache(maxsize=4096)
+def _slots_in(data: bytes) -> int:
+    """Read a set of slots (bits.lua) as a bit mask."""
+    return int.from_bytes(data[1:], "little") << (8 * data[0])
 
 
 def shard_number(replica: ReplicaId, shards: int) -> int:
@@ -119,15 +128,14 @@ def pieces(op: bytes, run: Run) -> list[Write]:
     return cut_writes if op == b"+" else cut_writes[::-1]
 
 
-def calls(writes: Iterable[Write]) -> Iterator[list[Write]]:
+def calls(writes: Iterable[Write]) -> list[list[Write]]:
     """Gather writes, in order, into as few calls as may be."""
-    call: list[Write] = []
-    blocks = 0
+    gathered: list[list[Write]] = []
+    blocks = PIECE_BLOCKS
     for write in (piece for one in writes for piece in pieces(one.op, one.run)):
-        if call and blocks + len(write.run) > PIECE_BLOCKS:
-            yield call
-            call, blocks = [], 0
-        call.append(write)
         blocks += len(write.run)
-    if call:
-        yield call
+        if blocks > PIECE_BLOCKS:
+            gathered.append([])
+            blocks = len(write.run)
+        gathered[-1].append(write)
+    return gathered

@@ -242,7 +242,7 @@ class Upkeep:
             member.owner = owner
 
     async def _write(self, shard: Shard, member: Member, lease: bytes, record: bytes, writes: Sequence[Write]) -> bool:
-        batches = list(calls(writes))
+        batches = calls(writes)
         for number, batch in enumerate(batches):
             if member.token is None:
                 return False

@@ -7,17 +7,21 @@ not know scripts, keys, deadlines or reconnecting; that is `redis_link`'s.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
 
-Reply = (
-    Any  # bytes, int, None, a list of these, or an Exception: an error reply, or ConnectionError when the wire broke
-)
+log = logging.getLogger(__name__)
+
+Reply = Any  # bytes, int, None, a list of these; an Exception for an error reply, ConnectionError for a broken wire
 Done = Callable[[Reply], None]
 Argument = bytes | int | str
+
+CALLS_IN_FLIGHT_MAX = 4096
+BYTES_IN_FLIGHT_MAX = 16 << 20
 
 
 def encode(arguments: Sequence[Argument]) -> bytes:
@@ -29,22 +33,27 @@ def encode(arguments: Sequence[Argument]) -> bytes:
     return b"".join(parts)
 
 
+# Connecting again loads the scripts, and finds the master.
+_FATAL = ("NOSCRIPT", "READONLY", "LOADING", "MASTERDOWN", "NOAUTH")
+
+
 class Wire(asyncio.Protocol):
     """A connection. `lost` is called once when it ends, after every waiting call was told."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
-        self.broken = False  # an error reply says that this connection, or this server, is of no use any more
         self._lost = lost
         self._reader = hiredis.Reader()
-        self._waiting: deque[Done] = deque()
+        self.bytes_in_flight = 0
+        self.replies = 0
+        self._waiting: deque[tuple[Done, int]] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.WriteTransport | None = None
         self._loop = asyncio.get_running_loop()
 
     @property
-    def waiting(self) -> int:
-        """Calls without a reply yet."""
-        return len(self._waiting)
+    def is_full(self) -> bool:
+        """Whether so much is under way that nothing more should be sent now."""
+        return len(self._waiting) >= CALLS_IN_FLIGHT_MAX or self.bytes_in_flight >= BYTES_IN_FLIGHT_MAX
 
     def call(self, chunks: Sequence[bytes], done: Done) -> None:
         """Send one encoded command, in pieces; `done` gets its reply, perhaps at once if the connection is gone."""
@@ -53,8 +62,10 @@ class Wire(asyncio.Protocol):
             return
         if not self._out:
             self._loop.call_soon(self._flush)
+        size = sum(map(len, chunks))
+        self.bytes_in_flight += size
         self._out.extend(chunks)
-        self._waiting.append(done)
+        self._waiting.append((done, size))
 
     async def command(self, *arguments: Argument) -> Reply:
         """Send a command and wait for its reply; an error reply is returned, a broken connection raises."""
@@ -77,34 +88,33 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting
+        reader.feed(data)
         try:
-            reader.feed(data)
             while (reply := reader.gets()) is not False:
                 if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_FATAL):
-                    self.broken = True
-                waiting.popleft()(reply)
-        except (hiredis.ProtocolError, IndexError):  # not Redis, or a reply that nobody asked for
-            self.broken = True
-        if self.broken:
-            self.abort()
+                    self._give_up(str(reply))
+                if not waiting:
+                    self._give_up("a reply that nobody asked for")
+                    return
+                done, size = waiting.popleft()
+                self.bytes_in_flight -= size
+                self.replies += 1
+                done(reply)
+        except hiredis.ProtocolError as error:
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        log.warning("dropping a connection to Redis: %s", why)
+        self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._out.clear()
         while self._waiting:
-            self._waiting.popleft()(ConnectionError(f"connection to Redis lost: {error or 'closed'}"))
+            self._waiting.popleft()[0](ConnectionError(f"connection to Redis lost: {error or 'closed'}"))
         self._lost()
 
     def _flush(self) -> None:
         if self._transport is not None and self._out:
             self._transport.writelines(self._out)
         self._out = []
-
-
-_FATAL = (
-    "NOSCRIPT",
-    "READONLY",
-    "LOADING",
-    "MASTERDOWN",
-    "NOAUTH",
-)  # connect again: scripts are loaded, the master found
