@@ -18,6 +18,7 @@ from kvroute.kv.chain import HASH_BYTES, PrefixChain
 from kvroute.kv.residency import Run
 from kvroute.routing.replica import ReplicaId
 
+SLOTS = 512  # at least as many as beat.lua gives out
 LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
 PIECE_BLOCKS = 256  # written by one script call, so that no call keeps Redis busy for more than about a millisecond
 
@@ -57,7 +58,7 @@ class Shard:
         self.epoch = b""
         self.version = b""
         self.tokens: dict[ReplicaId, bytes] = {}  # the registry: of other routers' replicas too
-        self.replicas: dict[int, ReplicaId] = {}  # by 1 << slot: members in the life that this router knows
+        self.replicas: list[ReplicaId | None] = [None] * SLOTS  # by slot: members in the life that this router knows
         self.is_feeding = False  # Redis does not have all yet that this router placed
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
@@ -71,7 +72,9 @@ class Shard:
     def name_slots(self) -> None:
         """Say which slots stand for members: only in the life of a replica that registry and member agree on."""
         agreed = (m for m in self.members.values() if m.token is not None and m.token == self.tokens.get(m.replica))
-        self.replicas = {1 << int(member.slot): member.replica for member in agreed}
+        self.replicas = [None] * SLOTS
+        for member in agreed:
+            self.replicas[int(member.slot)] = member.replica
 
     def mark_stale(self, member: Member) -> None:
         """Note that Redis has not all that was placed on a member."""
@@ -90,14 +93,12 @@ class Shard:
         for depth, data in zip(reply[3::2], reply[4::2], strict=True):
             slots = _slots_in(data)
             fresh, seen = slots & ~seen, seen | slots
-            if fresh in replicas:  # one slot, most of the time
-                holding[replicas[fresh]] = depth
-                continue
             while fresh:
-                lowest = fresh & -fresh
-                if lowest in replicas:
-                    holding[replicas[lowest]] = depth
-                fresh ^= lowest
+                slot = fresh.bit_length() - 1
+                replica = replicas[slot]
+                if replica is not None:
+                    holding[replica] = depth
+                fresh ^= 1 << slot
         return int(reply[2])
 
     def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> tuple[Argument, ...]:
