@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kvroute.kv.chain import HASH_BYTES, PrefixChain
-from kvroute.kv.residency import GROUP_BLOCKS, Residency, Run
+from kvroute.kv.residency import GROUP_BLOCKS, Residency, Run, common_bytes
 
 LogId = tuple[int, int]
 START: LogId = (0, 0)
@@ -57,6 +57,28 @@ def part_of(chain: bytes, first: int, end: int | None = None) -> Run:
     return Run(first - start, chain[start * HASH_BYTES : stop])
 
 
+class _Cleared:
+    """The runs that a batch clears, by their first block.
+
+    A run that is stored again begins with a first block of these: whatever lay above was held all the time, or was
+    stored again before. What lies below the part stored again is still cleared, and begins a run of its own.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, list[bytes]] = {}
+
+    def add(self, blocks: bytes) -> None:
+        self._runs.setdefault(blocks[:HASH_BYTES], []).append(blocks)
+
+    def take(self, stored: bytes) -> bool:
+        """Note that blocks are stored again; True where any of them was cleared."""
+        runs = self._runs.pop(stored[:HASH_BYTES], [])
+        for blocks in runs:
+            if rest := blocks[common_bytes(blocks, stored) :]:
+                self.add(rest)
+        return bool(runs)
+
+
 class Owner:
     """One replica's log, as far as it was replayed."""
 
@@ -77,7 +99,7 @@ class Owner:
     def replay(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Write]:
         """Take in log entries (id, record) and return what has to be written, in order."""
         writes: list[Write] = []
-        cleared: set[bytes] = set()  # first blocks of the runs that this batch clears
+        cleared = _Cleared()
         for text, record in entries:
             self.last_id = log_id(text)
             self.bytes_since_snapshot += len(record)
@@ -89,10 +111,11 @@ class Owner:
                 change = self.residency.record(chain)
                 self.evictions += sum(map(len, change.evicted))
             writes += [Write(b"-", run) for run in change.evicted]
-            cleared.update(run.blocks[:HASH_BYTES] for run in change.evicted)
+            for run in change.evicted:
+                cleared.add(run.blocks)
             if change.stored is None:
                 continue
-            if self.last_id <= self._clean_after or change.stored.blocks[:HASH_BYTES] in cleared:
+            if cleared.take(change.stored.blocks) or self.last_id <= self._clean_after:
                 writes.append(Write(b"+", change.stored))
             elif change.held < blocks:
                 writes.append(Write(b"+", part_of(chain, change.held, blocks)))

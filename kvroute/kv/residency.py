@@ -193,7 +193,7 @@ class Residency:
             if node.end <= end and chain[at : node.end] == node.hashes:
                 at = node.end
                 continue
-            at += _common(chain[at:end], node.hashes)
+            at += common_bytes(chain[at:end], node.hashes)
             break
         return node, at
 
@@ -282,7 +282,7 @@ def _lead(node: _Node, at: int) -> bytes:
     return b"".join(reversed(parts))
 
 
-def _common(one: bytes, other: bytes) -> int:
+def common_bytes(one: bytes, other: bytes) -> int:
     """Return the bytes of the common prefix, in whole hashes. Bisected, because slices compare at memory speed."""
     low, high = 0, min(len(one), len(other)) // HASH_BYTES
     while low < high:
