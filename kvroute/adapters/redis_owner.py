@@ -58,25 +58,27 @@ def part_of(chain: bytes, first: int, end: int | None = None) -> Run:
 
 
 class _Cleared:
-    """The runs that a batch clears, by their first block.
+    """The blocks that a batch clears and has not stored again, as runs by their first block.
 
-    A run that is stored again begins with a first block of these: whatever lay above was held all the time, or was
-    stored again before. What lies below the part stored again is still cleared, and begins a run of its own.
+    A block is in one run at most. Where blocks are stored again, whatever lies above them is held, so they begin where
+    a run begins, and go on from run to run; what they leave of a run is a run of its own.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[bytes, list[bytes]] = {}
+        self._runs: dict[bytes, bytes] = {}
 
     def add(self, blocks: bytes) -> None:
-        self._runs.setdefault(blocks[:HASH_BYTES], []).append(blocks)
+        self._runs[blocks[:HASH_BYTES]] = blocks
 
     def take(self, stored: bytes) -> bool:
         """Note that blocks are stored again; True where any of them was cleared."""
-        runs = self._runs.pop(stored[:HASH_BYTES], [])
-        for blocks in runs:
-            if rest := blocks[common_bytes(blocks, stored) :]:
+        at = 0
+        while run := self._runs.pop(stored[at : at + HASH_BYTES], None):
+            same = common_bytes(run, stored[at:])
+            if rest := run[same:]:
                 self.add(rest)
-        return bool(runs)
+            at += same
+        return at > 0
 
 
 class Owner:
