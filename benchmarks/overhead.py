@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from _load import Kind, Writer, send
@@ -49,10 +49,9 @@ CHUNKS = 202  # of a stream: each of the engine's events, the usage, the end
 
 
 class Bench:
-    """Engines, relay and router, all running."""
+    """Engines, relay and router, all running and as fresh as they start."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        model = write_model(folder / "model")
+    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.words = sorted(set(" ".join(corpus()).split()))
         ports = [free_port() for _ in range(ENGINES)]
@@ -102,18 +101,15 @@ def is_store(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() in {"valkey-server", "redis-server"}
 
 
-@contextmanager
-def running() -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="kvroute-bench-") as folder, ExitStack() as stack:
-        yield Bench(stack, Path(folder))
-
-
-def figures(bench: Bench, rounds: int, share: float) -> Iterator[Figure]:
+def figures(folder: Path, rounds: int, share: float) -> Iterator[Figure]:
     """Measure every kind: what both cost, their ratio, and the store's part."""
+    model = write_model(folder / "model")
     for name, (kind, conversations, bar) in KINDS.items():
         count = max(4, round(conversations * share))
-        bench.round(kind, max(4, count // 4), seed=0)  # warms up: connections, caches, learnt rates
-        costs = [bench.round(kind, count, seed) for seed in range(1, rounds + 1)]
+        with ExitStack() as stack:  # a router of its own for each kind: none pays for what another left to be done
+            bench = Bench(stack, folder, model)
+            bench.round(kind, max(4, count // 4), seed=0)  # warms up: connections, caches, learnt rates
+            costs = [bench.round(kind, count, seed) for seed in range(1, rounds + 1)]
         for who in ("relay", "router", "store"):
             yield Figure(f"{name}_{who}_cpu", 1e6 * statistics.median(cost[who] for cost in costs), "us")
         ratios = [cost["router"] / cost["relay"] for cost in costs]
@@ -124,8 +120,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     quick = parser.parse_args().quick
-    with running() as bench:
-        return conclude(figures(bench, rounds=3 if quick else 9, share=0.5 if quick else 1.0))
+    with tempfile.TemporaryDirectory(prefix="kvroute-bench-") as folder:
+        return conclude(figures(Path(folder), rounds=3 if quick else 9, share=0.5 if quick else 1.0))
 
 
 if __name__ == "__main__":
