@@ -33,9 +33,7 @@ def approximate(source: ChatPrompt | TextPrompt, block_size: int, root: Root) ->
         data, rest_tokens = _chat_bytes(source)
     ids = TokenBytes(data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
     chain = chain_of(ids, block_size, Root(xxh3_64_intdigest(b"text", root)))
-    return Prompt(
-        chain=chain, tokens=len(ids) // TOKEN_BYTES + rest_tokens, block_size=block_size, ids=ids, exact=False
-    )
+    return Prompt(chain=chain, tokens=len(ids) // TOKEN_BYTES + rest_tokens, block_size=block_size, exact=False)
 
 
 def estimate_tokens(chat: ChatPrompt) -> int:

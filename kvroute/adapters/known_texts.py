@@ -4,33 +4,26 @@ A text may be cut before any anchor (see `tokenizer`). For each text two starts 
 where the next turn will go on, and up to the end of its first message, which other conversations share. Looking up
 walks back from the end over the anchors; only places at which some remembered text ended are worth a hash.
 
-The ids of a start do not depend on the cache key, its chain does; so a start carries one chain per root and block size.
+An entry holds the chain and the few tokens behind it, not all ids, so a long conversation costs half a byte a token and
+turn. Chains depend on block size and root, so these are part of the key.
 """
 
 from __future__ import annotations
 
 import secrets
 
-from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from kvroute.adapters.generations import Generations
-from kvroute.kv.chain import HASH_BYTES, TOKEN_BYTES, PrefixChain, Root, extend
+from kvroute.kv.chain import Grown, Root
 
 WALK_LIMIT = 256  # anchors looked at from the end of a text before it counts as new
-CHAINS_PER_START = 8  # roots and block sizes remembered for one text
-ENTRY_BYTES = 500  # of an entry besides its ids and chains
+ENTRY_BYTES = 500  # of an entry besides its chain and tail
 SHORTEST_BYTES = 512  # tokenising less is cheaper than remembering it
 
 
-class Start(Struct):
-    """A remembered beginning of texts."""
-
-    ids: bytes
-    chains: dict[tuple[int, Root], bytes]  # (block size, root) -> hashes of the whole blocks of `ids`
-
-
-EMPTY = Start(b"", {})
+EMPTY = Grown()
+ChainKey = tuple[int, Root]  # block size and root
 
 
 class KnownTexts:
@@ -45,7 +38,7 @@ class KnownTexts:
         self.hits = 0  # texts of which a start was known
         self.misses = 0
         self._anchor = anchor.encode() if anchor else None
-        self._starts: Generations[bytes, Start] = Generations(limit_bytes)
+        self._starts: Generations[tuple[bytes, ChainKey], Grown] = Generations(limit_bytes)
         self._lengths: Generations[int, None] = Generations(limit_bytes // ENTRY_BYTES)  # weight 1 each
         self._seed = secrets.randbits(64)  # so that nobody can make two texts that share an entry
 
@@ -54,14 +47,14 @@ class KnownTexts:
         """What the entries weigh."""
         return self._starts.used_bytes
 
-    def find(self, text: bytes) -> tuple[int, Start]:
+    def find(self, text: bytes, chain_key: ChainKey) -> tuple[int, Grown]:
         """Return the longest known start of a text as its length in bytes and what is known of it; 0 for none."""
         at = len(text)
         for _ in range(WALK_LIMIT if self._anchor else 0):
             at = text.rfind(self._anchor or b"", 0, at)
             if at < SHORTEST_BYTES:
                 break
-            if at in self._lengths and (start := self._starts.get(self._key(text, at))) is not None:
+            if at in self._lengths and (start := self._starts.get((self._key(text, at), chain_key))) is not None:
                 self.hits += 1
                 return at, start
         self.misses += 1
@@ -75,33 +68,11 @@ class KnownTexts:
         found = {last} if known else {text.find(self._anchor, text.find(self._anchor) + 1), last}
         return sorted(at for at in found if at > known and at >= SHORTEST_BYTES)
 
-    def add(self, text: bytes, at: int, ids: bytes, chain_key: tuple[int, Root], chain: bytes) -> None:
-        """Remember the start of a text up to a cut, with its ids and the chain of its whole blocks."""
-        key = self._key(text, at)
-        start = self._starts.get(key) or Start(ids, {})
-        remember_chain(start, chain_key, chain)
-        self._starts.put(key, start, ENTRY_BYTES + len(ids) + sum(map(len, start.chains.values())))
+    def add(self, text: bytes, at: int, chain_key: ChainKey, start: Grown) -> None:
+        """Remember the start of a text up to a cut."""
+        weight_bytes = ENTRY_BYTES + len(start.chain) + len(start.tail)
+        self._starts.put((self._key(text, at), chain_key), start, weight_bytes)
         self._lengths.put(at, None, 1)
 
     def _key(self, text: bytes, at: int) -> bytes:
         return xxh3_128_digest(memoryview(text)[:at], self._seed)
-
-
-def remember_chain(start: Start, chain_key: tuple[int, Root], chain: bytes) -> None:
-    """Add a chain to a start, forgetting the others where there are too many."""
-    if len(start.chains) >= CHAINS_PER_START:
-        start.chains.clear()
-    start.chains[chain_key] = chain
-
-
-def chain_from(start: Start, ids: bytes, block_size: int, root: Root) -> PrefixChain:
-    """Return the chain of `ids`, which begin with those of `start`, hashing only what `start` has not hashed yet."""
-    known = start.chains.get((block_size, root), b"")
-    parent = int.from_bytes(known[-HASH_BYTES:], "little") if known else root
-    done = len(known) // HASH_BYTES * block_size * TOKEN_BYTES
-    return PrefixChain(known + extend(parent, ids[done:], block_size))
-
-
-def whole_blocks(chain: bytes, ids: bytes, block_size: int) -> bytes:
-    """Return the part of a chain that covers whole blocks of `ids`."""
-    return chain[: len(ids) // (block_size * TOKEN_BYTES) * HASH_BYTES]

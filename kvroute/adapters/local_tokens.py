@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from kvroute.adapters.approximate import estimate_tokens
-from kvroute.adapters.known_texts import KnownTexts, Start, chain_from, remember_chain, whole_blocks
+from kvroute.adapters.known_texts import EMPTY, KnownTexts
 from kvroute.adapters.render import CannotRender, Renderer
 from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
-from kvroute.kv.chain import HASH_BYTES, TOKEN_BYTES, PrefixChain, Root, TokenBytes, chain_of, extend
+from kvroute.kv.chain import TOKEN_BYTES, Grown, PrefixChain, Root, grow
 from kvroute.kv.prompt import ChatPrompt, Prompt, TextPrompt
 
 INLINE_BYTES = {"fastokens": 16_384, "tokenizers": 1_024}  # of new text, about 300 microseconds
@@ -58,15 +58,15 @@ class LocalTokens:
             CannotRender: the text cannot be known here.
         """
         if isinstance(source, TextPrompt):
-            ids, chain = await self._tokens(source.text, source.add_special_tokens, block_size, root)
-            return Prompt(chain, len(ids) // TOKEN_BYTES, block_size, ids)
+            whole = await self._grown(source.text, source.add_special_tokens, block_size, root)
+            return Prompt(whole.chain, whole.tokens, block_size, whole.tail)
         if self._renderer is None:
             raise CannotRender("the engine renders this model's chats in a way of its own")
         rendered = self._renderer.render(source)
         if not rendered.is_whole:
             return await self._before_media(source, rendered.text, block_size, root)
-        ids, chain = await self._tokens(rendered.text, source.add_special_tokens, block_size, root)
-        return Prompt(chain, len(ids) // TOKEN_BYTES, block_size, ids)
+        whole = await self._grown(rendered.text, source.add_special_tokens, block_size, root)
+        return Prompt(whole.chain, whole.tokens, block_size, whole.tail)
 
     async def extend(self, prompt: Prompt, answer: str, completion_tokens: int, root: Root) -> PrefixChain | None:
         """Return the chain of a prompt and its answer as the engine's cache holds it, or None where it is not certain.
@@ -74,7 +74,7 @@ class LocalTokens:
         The last sampled token was never fed back, so its KV does not exist. An end-of-turn token is counted by the
         engine and is not part of the text.
         """
-        if not (prompt.exact and prompt.ids and self._may_extend):
+        if not (prompt.exact and self._may_extend):
             return None
         try:
             [added] = await self._encode([answer], len(answer))
@@ -82,21 +82,19 @@ class LocalTokens:
             return None
         if completion_tokens - len(added) // TOKEN_BYTES not in (0, 1):
             return None
-        held_tokens = prompt.tokens + completion_tokens - 1
-        ids = (prompt.ids + added)[: held_tokens * TOKEN_BYTES]
-        done = len(prompt.chain) // HASH_BYTES * prompt.block_size * TOKEN_BYTES
-        parent = int.from_bytes(prompt.chain[-HASH_BYTES:], "little") if prompt.chain else root
-        return PrefixChain(prompt.chain + extend(parent, ids[done:], prompt.block_size))
+        held_tokens = completion_tokens - 1  # of the answer
+        start = Grown(prompt.chain, prompt.tail, prompt.tokens)
+        return grow(start, added[: held_tokens * TOKEN_BYTES], prompt.block_size, root).chain
 
     async def _before_media(self, chat: ChatPrompt, text: str, block_size: int, root: Root) -> Prompt:
         """Return a prompt whose chain ends at the last anchor before media: what comes behind may depend on it."""
         at = text.rfind(self.anchor) if self.anchor else 0
-        ids, chain = await self._tokens(text[: max(at, 0)], chat.add_special_tokens, block_size, root)
-        tokens = max(estimate_tokens(chat), len(ids) // TOKEN_BYTES + 1)
-        return Prompt(chain, tokens, block_size, ids, exact=False)
+        start = await self._grown(text[: max(at, 0)], chat.add_special_tokens, block_size, root)
+        tokens = max(estimate_tokens(chat), start.tokens + 1)
+        return Prompt(start.chain, tokens, block_size, start.tail, exact=False)
 
-    async def _tokens(self, text: str, special: bool, block_size: int, root: Root) -> tuple[TokenBytes, PrefixChain]:
-        """Return a text's ids and chain, from a known start where there is one."""
+    async def _grown(self, text: str, special: bool, block_size: int, root: Root) -> Grown:
+        """Return a text's tokens as a chain and its tail, going on from a known start where there is one."""
         try:
             data = text.encode()
         except UnicodeEncodeError:
@@ -104,34 +102,16 @@ class LocalTokens:
         before, after = self.tokenizer.surroundings if special else (b"", b"")
         if before or after:  # a chain from another first token shares nothing with the starts that are known
             [ids] = await self._encode([text], len(data))
-            whole = TokenBytes(before + ids + after)
-            return whole, chain_of(whole, block_size, root)
-        at, start = self.known.find(data)
+            return grow(EMPTY, before + ids + after, block_size, root)
+        chain_key = (block_size, root)
+        at, grown = self.known.find(data, chain_key)
         cuts = self.known.cuts(data, at)
-        edges = [at, *cuts, len(data)]
-        parts = [data[a:b].decode() for a, b in pairwise(edges)]
+        parts = [data[a:b].decode() for a, b in pairwise((at, *cuts, len(data)))]
         encoded = await self._encode(parts, len(data) - at)
-        ids = TokenBytes(b"".join((start.ids, *encoded)))
-        chain = chain_from(start, ids, block_size, root)
-        self._remember(data, start, cuts, encoded, (block_size, root), ids, chain)
-        return ids, chain
-
-    def _remember(
-        self,
-        data: bytes,
-        start: Start,
-        cuts: list[int],
-        encoded: list[bytes],
-        chain_key: tuple[int, Root],
-        ids: bytes,
-        chain: bytes,
-    ) -> None:
-        end = len(start.ids)
-        if end and chain_key not in start.chains:
-            remember_chain(start, chain_key, whole_blocks(chain, start.ids, chain_key[0]))
-        for cut, part in zip(cuts, encoded, strict=False):
-            end += len(part)
-            self.known.add(data, cut, ids[:end], chain_key, whole_blocks(chain, ids[:end], chain_key[0]))
+        for cut, ids in zip(cuts, encoded, strict=False):  # the part behind the last cut comes below
+            grown = grow(grown, ids, block_size, root)
+            self.known.add(data, cut, chain_key, grown)
+        return grow(grown, encoded[-1], block_size, root)
 
     async def _encode(self, texts: list[str], size_bytes: int) -> list[bytes]:
         try:

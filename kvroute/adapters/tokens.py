@@ -21,19 +21,21 @@ from jinja2 import TemplateError
 
 from kvroute.adapters.approximate import approximate
 from kvroute.adapters.conversation import CannotRender
+from kvroute.adapters.known_texts import EMPTY
 from kvroute.adapters.local_tokens import LocalTokens
 from kvroute.adapters.model_files import ModelFiles, find_model, read_model
 from kvroute.adapters.render import Renderer
 from kvroute.adapters.replica_tokens import Ask, CannotAsk, ReplicaTokens
 from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
 from kvroute.errors import ConfigError
-from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, chain_of, root_of
+from kvroute.kv.chain import PrefixChain, Root, TokenBytes, grow, root_of
 from kvroute.kv.prompt import ChatPrompt, Prompt, PromptSource, TextPrompt, TokenPrompt
 
 Mode = Literal["local", "replica", "approximate"]
 
 LOCAL_LIMIT_BYTES = 64 << 20  # texts that were tokenised before
 REPLICA_LIMIT_BYTES = 32 << 20  # whole prompts that a replica tokenised
+WHOLE = 1 << 24  # a block size that no prompt fills: all of its tokens are in its tail
 PROBE_TEXT = TextPrompt(" ".join(text for text in SAMPLES if text))
 PROBE_CHAT = ChatPrompt(
     messages=[
@@ -93,15 +95,13 @@ class PromptReader:
     async def read(self, source: PromptSource, *, block_size: int, root: Root) -> Prompt:
         """Return the prompt of a request. Never fails: what no door can read becomes text chunks."""
         if isinstance(source, TokenPrompt):
-            chain = chain_of(source.ids, block_size, root)
-            return Prompt(chain, len(source.ids) // TOKEN_BYTES, block_size, source.ids)
+            return _prompt(source.ids, block_size, root)
         local, replica = self._doors(source)
         try:
             if local is not None:
                 return await local.read(source, block_size, root)
             if replica is not None:
-                ids = await replica.ids_of(source)
-                return Prompt(chain_of(ids, block_size, root), len(ids) // TOKEN_BYTES, block_size, ids)
+                return _prompt(await replica.ids_of(source), block_size, root)
         except (CannotRender, CannotAsk):
             pass  # counted below; the engine says itself what is wrong with the request, if anything is
         self.approximated += 1
@@ -125,7 +125,7 @@ class PromptReader:
         """Step back to the replica for what it tokenises otherwise."""
         for probe in (PROBE_TEXT, PROBE_CHAT):
             try:
-                ours = (await local.read(probe, 1, root_of(""))).ids
+                ours = (await local.read(probe, WHOLE, root_of(""))).tail
             except CannotRender:
                 continue
             try:
@@ -140,6 +140,11 @@ class PromptReader:
                     self._local = None
                     await asyncio.to_thread(local.close)
                 return
+
+
+def _prompt(ids: TokenBytes, block_size: int, root: Root) -> Prompt:
+    whole = grow(EMPTY, ids, block_size, root)
+    return Prompt(whole.chain, whole.tokens, block_size, whole.tail)
 
 
 async def open_reader(

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from struct import iter_unpack
 from typing import NewType
 
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 BlockHash = NewType("BlockHash", int)  # unsigned 64 bit, covers every token up to the end of its block
@@ -40,6 +41,27 @@ def root_of(model: str, lora: str | None = None, cache_salt: str | None = None) 
 def chain_of(ids: TokenBytes, block_size: int, root: Root) -> PrefixChain:
     """Hash the whole blocks of `ids` (block_size tokens each); what is left over belongs to no block yet."""
     return PrefixChain(extend(root, ids, block_size))
+
+
+class Grown(Struct, frozen=True):
+    """A beginning of a prompt: the chain of its whole blocks, and the tokens that do not fill a block yet."""
+
+    chain: PrefixChain = PrefixChain(b"")
+    tail: TokenBytes = TokenBytes(b"")
+    tokens: int = 0  # all of them
+
+
+def grow(start: Grown, ids: bytes, block_size: int, root: Root) -> Grown:
+    """Add tokens to a beginning that was made with the same block size and root; only what is new is hashed."""
+    parent = int.from_bytes(start.chain[-HASH_BYTES:], "little") if start.chain else root
+    waiting = start.tail + ids
+    hashes = extend(parent, waiting, block_size)
+    hashed_bytes = len(hashes) // HASH_BYTES * block_size * TOKEN_BYTES
+    return Grown(
+        chain=PrefixChain(start.chain + hashes),
+        tail=TokenBytes(waiting[hashed_bytes:]),
+        tokens=start.tokens + len(ids) // TOKEN_BYTES,
+    )
 
 
 def extend(parent: int, ids: bytes, block_size: int) -> bytes:

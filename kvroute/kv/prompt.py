@@ -52,7 +52,7 @@ class Prompt(Struct, frozen=True):
     chain: PrefixChain
     tokens: int  # length of the prompt in tokens; an estimate where `exact` is False
     block_size: int  # tokens per block
-    ids: TokenBytes = TokenBytes(b"")  # what the chain was made of, whole blocks and the tail; empty = unknown
+    tail: TokenBytes = TokenBytes(b"")  # the tokens behind the last whole block, where `exact`: an answer goes on there
     exact: bool = True  # False: text chunks, or media whose tokens only the engine knows
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.adapters.approximate import MEDIA_TOKENS, approximate, estimate_tokens
-from kvroute.kv.chain import Root, blocks_in, chain_of
+from kvroute.kv.chain import Root, TokenBytes, blocks_in, chain_of
 from kvroute.kv.prompt import ChatPrompt, TextPrompt
 from tests.data_files import calls_of, conversations
 
@@ -73,7 +73,7 @@ def test_pseudo_tokens_never_meet_real_ones():
     """The same four bytes as a token id have another hash: the roots differ."""
     made = approximate(TextPrompt("abcd" * 16), 4, ROOT)
     assert (made.exact, made.tokens) == (False, 16)
-    assert made.chain != chain_of(made.ids, 4, ROOT)
+    assert made.chain != chain_of(TokenBytes(b"abcd" * 16), 4, ROOT)
 
 
 def test_half_of_a_surrogate_pair_is_text_like_any_other():

@@ -22,6 +22,7 @@ from tests.data_files import calls_of, conversations
 from tests.tokenizer_files import WITH_TEMPLATE, load_tokenizer, tokenizer_directory
 
 pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads the tokenizers
+WHOLE = 1 << 24  # a block size that no prompt fills
 ROOT, LIMIT = Root(3), 8 << 20
 LONG = " ".join(f"word{number}" for number in range(4_000))  # more than may run on the event loop
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -77,8 +78,9 @@ async def test_growing_conversations_have_the_ids_of_their_whole_text(family):
             source = ChatPrompt(messages=call)
             prompt = await local.read(source, 16, ROOT)
             whole = array("I", reference.encode(renderer.render(source).text, add_special_tokens=False).ids).tobytes()
-            assert (prompt.ids, prompt.tokens, prompt.exact) == (whole, len(whole) // 4, True)
-            assert prompt.chain == chain_of(prompt.ids, 16, ROOT)
+            assert (prompt.tokens, prompt.exact) == (len(whole) // 4, True)
+            assert prompt.chain + prompt.tail == chain_of(whole, 16, ROOT) + whole[len(whole) // 64 * 64 :]
+            assert (await local.read(source, WHOLE, ROOT)).tail == whole
     assert local.known.hits > local.known.misses
 
 
@@ -95,8 +97,8 @@ async def test_a_prompt_does_not_depend_on_what_was_read_before(qwen, data):
         except CannotRender:
             continue
         alone = ids_of(renderer.render(source).text)
-        assert prompt.ids == alone
         assert prompt.chain == chain_of(alone, block_size, root)
+        assert prompt.tail == alone[len(prompt.chain) // 8 * block_size * 4 :]
 
 
 async def test_long_new_texts_give_the_same_in_the_pool(qwen):
@@ -111,8 +113,8 @@ async def test_completions_get_the_special_tokens_around_them():
     """Llama's completions begin with its beginning-of-text token unless the client says no."""
     local = open_local("llama3_1")
     for special in (True, False):
-        prompt = await local.read(TextPrompt("hello", special), 16, ROOT)
-        assert prompt.ids == ids_of("hello", special, "llama3_1")
+        prompt = await local.read(TextPrompt("hello", special), WHOLE, ROOT)
+        assert prompt.tail == ids_of("hello", special, "llama3_1")
     assert len(ids_of("hello", True, "llama3_1")) == len(ids_of("hello", False, "llama3_1")) + 4
 
 
@@ -121,7 +123,6 @@ async def test_the_chain_ends_at_the_last_anchor_before_media(qwen):
     plain = await qwen.read(chat(("system", LONG), ("user", "q")), 16, ROOT)
     mixed = await qwen.read(chat(("system", LONG), ("user", [{"type": "text", "text": "q"}, IMAGE])), 16, ROOT)
     assert (mixed.exact, plain.exact) == (False, True)
-    assert plain.ids.startswith(mixed.ids)
     assert plain.chain.startswith(mixed.chain)
     assert len(mixed.chain) > len(plain.chain) - 16
     assert mixed.tokens > 1_000
@@ -141,7 +142,7 @@ async def test_an_answer_extends_the_chain_by_what_the_cache_holds(qwen, counted
     answer = "The answer is 42, <|im_end|> isn't it?"
     completion = len(ids_of(answer)) // 4 + counted
     chain = await qwen.extend(prompt, answer, completion, ROOT)
-    whole = prompt.ids + ids_of(answer)
+    whole = (await qwen.read(chat(("user", "q" * 50)), WHOLE, ROOT)).tail + ids_of(answer)
     assert chain == chain_of(whole[: len(whole) + held * 4], 1, ROOT)
 
 
@@ -177,7 +178,7 @@ async def test_tokenizers_does_the_work_where_fastokens_cannot(tmp_path):
     local.start()
     turns = [("user", "hello you " * 300)]
     for count in (1, 2, 3):
-        prompt = await local.read(chat(*turns * count), 16, ROOT)
-        assert list(array("I", prompt.ids)) == [3, *[1, 2] * 300] * count + [3]
+        prompt = await local.read(chat(*turns * count), WHOLE, ROOT)
+        assert list(array("I", prompt.tail)) == [3, *[1, 2] * 300] * count + [3]
     local.close()
     assert (local.tokenizer.library, local.known.hits) == ("tokenizers", 2)

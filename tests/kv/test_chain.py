@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from kvroute.kv.chain import (
     HASH_BYTES,
+    Grown,
     Root,
     TokenBytes,
     blocks_in,
     chain_of,
     extend,
+    grow,
     hashes_of,
     root_of,
     tokens_of,
@@ -81,3 +83,15 @@ def test_a_token_id_outside_of_32_bits_is_refused():
     """Ids that cannot be packed are an error, not another id."""
     with pytest.raises(OverflowError):
         tokens_of([2**32])
+
+
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=40), max_size=6), st.integers(1, 9))
+def test_growing_equals_hashing_at_once(parts, block_size):
+    """However tokens are split into parts, growing by them gives the chain, the tail and the count of the whole."""
+    grown, root = Grown(), Root(3)
+    for part in parts:
+        grown = grow(grown, tokens_of(part), block_size, root)
+    whole = tokens_of([token for part in parts for token in part])
+    assert grown.chain == chain_of(whole, block_size, root)
+    assert grown.tail == whole[len(whole) // 4 // block_size * block_size * 4 :]
+    assert grown.tokens == len(whole) // 4

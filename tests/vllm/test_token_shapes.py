@@ -7,10 +7,10 @@ import array
 import aiohttp
 import pytest
 
-from kvroute.adapters.tokens import PromptReader, open_reader
+from kvroute.adapters.tokens import WHOLE, PromptReader, open_reader
 from kvroute.kv.chain import root_of
 from kvroute.kv.prompt import ChatPrompt, TextPrompt
-from tests.vllm.engines import BLOCK_SIZE, SERVED_NAME
+from tests.vllm.engines import SERVED_NAME
 
 USER = {"role": "user", "content": "hi"}
 PARAMETERS = {"type": "object", "properties": {"z": {"type": "string"}}}
@@ -81,7 +81,7 @@ async def session(replica_url):
 
 async def both(session: aiohttp.ClientSession, reader: PromptReader, source: ChatPrompt | TextPrompt, **body: object):
     """Return the engine's tokens (None where it refuses) and our prompt."""
-    prompt = await reader.read(source, block_size=BLOCK_SIZE, root=root_of(SERVED_NAME))
+    prompt = await reader.read(source, block_size=WHOLE, root=root_of(SERVED_NAME))
     async with session.post("/tokenize", json={"model": SERVED_NAME, **body}) as answer:
         return (await answer.json())["tokens"] if answer.status == 200 else None, prompt
 
@@ -90,7 +90,7 @@ async def both(session: aiohttp.ClientSession, reader: PromptReader, source: Cha
 async def test_chats_of_every_shape_have_the_engines_tokens(session, reader, body):
     """Parts, tools, calls, roles, open final messages and template variables give the engine's ids."""
     theirs, ours = await both(session, reader, ChatPrompt(**body), **body)
-    assert (list(array.array("I", ours.ids)), ours.exact) == (theirs, True)
+    assert (list(array.array("I", ours.tail)), ours.exact) == (theirs, True)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -99,7 +99,7 @@ async def test_texts_have_the_engines_tokens(session, reader, prompt, special):
     """Completions give the engine's ids, with and without special tokens."""
     fields = {"prompt": prompt, "add_special_tokens": special}
     theirs, ours = await both(session, reader, TextPrompt(prompt, special), **fields)
-    assert list(array.array("I", ours.ids)) == theirs
+    assert list(array.array("I", ours.tail)) == theirs
 
 
 @pytest.mark.parametrize("body", REFUSED)
@@ -133,6 +133,6 @@ async def test_without_files_the_engine_is_asked(session):
     await reader.start()
     for body in SHAPES:
         theirs, ours = await both(session, reader, ChatPrompt(**body), **body)
-        assert list(array.array("I", ours.ids)) == theirs
+        assert list(array.array("I", ours.tail)) == theirs
     await reader.close()
     assert (reader.mode, reader.approximated) == ("replica", 0)

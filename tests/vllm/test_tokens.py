@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvroute.adapters.tokens import PromptReader, open_reader
+from kvroute.adapters.tokens import WHOLE, PromptReader, open_reader
 from kvroute.kv.chain import root_of
 from kvroute.kv.prompt import ChatPrompt
 from tests.vllm.conversations import Messages, read_conversations
-from tests.vllm.engines import BLOCK_SIZE, SERVED_NAME
+from tests.vllm.engines import SERVED_NAME
 
 EVERY = {"tau_airline_text_a": 1, "swe_text_a": 6}  # the engine takes long for long prompts: not each of their turns
 
@@ -24,8 +24,8 @@ def prompts_of(conversation: Messages, every: int) -> list[Messages]:
 
 
 async def by_us(reader: PromptReader, messages: Messages) -> list[int]:
-    prompt = await reader.read(ChatPrompt(messages), block_size=BLOCK_SIZE, root=root_of(SERVED_NAME))
-    return list(array.array("I", prompt.ids))
+    prompt = await reader.read(ChatPrompt(messages), block_size=WHOLE, root=root_of(SERVED_NAME))
+    return list(array.array("I", prompt.tail))
 
 
 async def by_engine(session: aiohttp.ClientSession, messages: Messages) -> list[int]:
