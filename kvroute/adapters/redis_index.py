@@ -81,6 +81,7 @@ class RedisIndex:
         self._deadline_s = deadline_s
         self._shard_count = shards
         self._shards: dict[Namespace, list[Shard]] = {}
+        self._used: dict[Namespace, list[Shard]] = {}  # of these, the ones in which we serve a replica
         self._homes: dict[ReplicaId, Shard] = {}
         self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
         self._task: asyncio.Task[None] | None = None
@@ -120,6 +121,7 @@ class RedisIndex:
         shard.members[replica] = Member(replica, capacity_blocks)
         shard.next_beat_s = 0.0
         self._homes[replica] = shard
+        self._count_shards(namespace)
         self._upkeep.wake()
 
     def leave(self, replica: ReplicaId) -> None:
@@ -131,13 +133,12 @@ class RedisIndex:
         member = shard.members.pop(replica)
         shard.name_slots()
         self._upkeep.retire(shard, member)
-        if not any(s.members for s in self._shards[shard.namespace]):
-            del self._shards[shard.namespace]
+        self._count_shards(shard.namespace)
 
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain: of the shared index, or of the shadow when that is late or down."""
         self.stats.lookups += 1
-        shards = self._shards.get(namespace, ())
+        shards = self._used.get(namespace)
         if not shards:
             return Match(({},) * len(chains), "index")
         answer = await self._ask(namespace, shards, chains)
@@ -236,5 +237,10 @@ class RedisIndex:
             shard.is_ready = False
         self._upkeep.wake()
 
+    def _count_shards(self, namespace: Namespace) -> None:
+        self._used[namespace] = [shard for shard in self._shards[namespace] if shard.members]
+        if not self._used[namespace]:
+            del self._used[namespace], self._shards[namespace]
+
     def _all_shards(self) -> list[Shard]:
-        return [shard for shards in self._shards.values() for shard in shards if shard.members]
+        return [shard for shards in self._used.values() for shard in shards]

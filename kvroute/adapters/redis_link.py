@@ -195,8 +195,8 @@ class ServerLink:
 
     async def _connect(self) -> None:
         """Open a connection and make it usable, or leave nothing behind."""
+        address = await self._find()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            address = await self._find()
             self._lost.clear()
             wire = await open_wire(self._target, address, self._on_lost)
             try:
@@ -238,14 +238,13 @@ async def _prepare(wire: Wire, target: Target) -> None:
     await login(wire, target)
     if target.db:
         _expect(await wire.command("SELECT", target.db), f"selecting database {target.db}", target)
-    info = await wire.command("INFO")
-    _check_login(info, target)
-    check_server(_expect(info, "INFO", target), target.describe)
+    check_server(_expect(await wire.command("INFO"), "INFO", target), target.describe)
     for name in NAMES:
         _expect(await wire.command("SCRIPT", "LOAD", script(name).text), f"loading {name}.lua", target)
 
 
 def _expect(reply: Reply, doing: str, target: Target) -> bytes:
+    _check_login(reply, target)
     if isinstance(reply, hiredis.ReplyError):
         if str(reply).startswith(("LOADING", "MASTERDOWN")):
             raise ConnectionError(str(reply))

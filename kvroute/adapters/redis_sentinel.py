@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Sentinel
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from kvroute.adapters.redis_url import Address, Target
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 0.5  # of each Sentinel
 
 
 def finder(target: Target) -> Callable[[], Awaitable[Address]]:
@@ -33,7 +35,7 @@ class _Sentinels:
         login = {"username": self._target.sentinel_username, "password": self._target.sentinel_password}
         tls = {"ssl": True, **self._target.tls_options} if self._target.tls is not None else {}
         given = {name: value for name, value in login.items() if value}
-        limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
         nodes = [node for node in self._target.nodes if not isinstance(node, str)]
         sentinels = Sentinel(nodes, sentinel_kwargs={**limits, **given, **tls})  # type: ignore[no-untyped-call]
         try:
