@@ -52,13 +52,14 @@ class Asker:
         )
         self._stats.unread_prompts += not prompts
         match = await self._match(served, prompts)
-        seen_tokens = sum(map(self._see, prompts))
+        hits = hits_of(prompts, match) if inference.reads_cache else {}
+        seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more
         return Question(
             served=served,
             root=root,
             prompts=prompts,
             demand=demand_of(inference, served, prompts, tenant),
-            hits=hits_of(prompts, match) if inference.reads_cache else {},
+            hits=hits,
             match=match,
             seen_tokens=seen_tokens if inference.reads_cache else 0,
         )

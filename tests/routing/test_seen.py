@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.kv.chain import PrefixChain, blocks_in, chain_of, root_of, tokens_of
-from kvroute.routing.seen import SeenWindow
+from kvroute.routing.seen import EXACT_BLOCKS, STRIDE, SeenWindow
 
 ROOT = root_of("m")
 
@@ -33,7 +33,7 @@ def test_what_was_added_is_seen_up_to_where_it_differs():
 
 def test_the_window_is_bounded_and_keeps_what_was_used_lately():
     """Old chains are forgotten, one that keeps coming is not."""
-    window = SeenWindow(limit_blocks=200)
+    window = SeenWindow(limit_marks=200)
     hot = chain(*range(20))
     for number in range(1_000):
         window.add(hot)
@@ -45,7 +45,7 @@ def test_the_window_is_bounded_and_keeps_what_was_used_lately():
 
 def test_a_chain_longer_than_the_window_is_kept_in_part():
     """An enormous prompt neither breaks the bound nor the rule."""
-    window = SeenWindow(limit_blocks=100)
+    window = SeenWindow(limit_marks=100)
     long = PrefixChain(array("Q", range(1, 10_000)).tobytes())
     window.add(long)
     assert window.seen_blocks(long) == 50
@@ -64,3 +64,13 @@ def test_depths_agree_with_a_plain_search(prompts: list[list[int]], limit: int):
             assert found == len(hashes) or hashes[found] not in held
         window.add(chain(*prompt))
         assert window.seen_blocks(chain(*prompt)) >= min(blocks_in(chain(*prompt)), max(limit // 2, 1))
+
+
+@given(st.integers(0, 600), st.integers(0, 600))
+def test_long_chains_are_seen_to_within_a_stride(shared: int, more: int):
+    """Of a long prompt the depth is never too large, and less than a stride too small; of a short one it is exact."""
+    window = SeenWindow()
+    window.add(chain(*range(shared), *range(1_000, 1_000 + more)))
+    found = window.seen_blocks(chain(*range(shared), *range(2_000, 2_000 + more)))
+    assert shared - STRIDE < found <= shared
+    assert found == shared or shared > EXACT_BLOCKS
