@@ -27,6 +27,7 @@ from kvroute.proxy.dispatch import Dispatch, DispatchSettings
 from kvroute.proxy.feeds import Feeds, FeedSettings
 from kvroute.proxy.handler import Handler, HandlerSettings
 from kvroute.proxy.learn import Learner
+from kvroute.proxy.listener import BACKLOG, Listener
 from kvroute.proxy.question import Asker
 from kvroute.proxy.sharing import Sharing
 from kvroute.proxy.stats import HandlerStats
@@ -42,8 +43,6 @@ from kvroute.sizing.hardware import gpu
 log = logging.getLogger("kvroute")
 
 FIRST_ROUND_S = 2.0  # how long the start waits for replicas to say who they are
-KEEP_ALIVE_S = 75.0  # idle connections of clients
-BACKLOG = 2048
 
 
 class Service:
@@ -57,7 +56,7 @@ class Service:
         self.admin_url = ""
         self.is_stopping = False
         self._stack = AsyncExitStack()
-        self._public: web.ServerRunner | None = None
+        self._public: Listener | None = None
 
     async def start(self) -> None:
         """Start every part and listen.
@@ -75,8 +74,7 @@ class Service:
         """Take no new connections, let requests end for a while, then close everything."""
         self.is_stopping = True
         if self._public is not None:
-            for site in list(self._public.sites):
-                await site.stop()
+            self._public.stop_accepting()
         try:
             async with asyncio.timeout(self.config.drain_timeout_s):
                 while self.stats.active:  # noqa: ASYNC110 - counted by many tasks; the end of a process may poll
@@ -193,9 +191,17 @@ class Service:
                     yield card
 
     async def _listen(self, handler: Handler) -> None:
-        server = web.Server(handler.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
-        self._public = web.ServerRunner(server)
-        self.url = await self._bind(self._public, self.config.listen, "listen")
+        listener, listen = Listener(handler.handle, on_refused=self._count_refused), self.config.listen
+        self._stack.push_async_callback(listener.close)
+        try:
+            port = await listener.start(listen.host, listen.port)
+        except OSError as error:
+            raise _cannot_listen(error, listen, "listen") from None
+        self._public = listener
+        self.url = _url(listen.host, port)
+
+    def _count_refused(self, status: int) -> None:
+        self.stats.count("refused", status)
 
     async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -213,21 +219,26 @@ class Service:
             is_draining=lambda: self.is_stopping,
         )
         runner = web.AppRunner(admin.app(), access_log=None)
-        self.admin_url = await self._bind(runner, self.config.admin, "admin")
-
-    async def _bind(self, runner: web.BaseRunner, listen: Listen, name: str) -> str:
+        listen = self.config.admin
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         try:
             await web.TCPSite(runner, listen.host, listen.port, backlog=BACKLOG).start()
         except OSError as error:
-            raise ConfigError(
-                f"`{name}`: cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; "
-                f"set another {name}.port, or 0 for any free one"
-            ) from None
-        port = runner.addresses[0][1]
-        host = "127.0.0.1" if listen.host in ("", "0.0.0.0", "::") else listen.host
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            raise _cannot_listen(error, listen, "admin") from None
+        self.admin_url = _url(listen.host, runner.addresses[0][1])
+
+
+def _cannot_listen(error: OSError, listen: Listen, name: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}`: cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; "
+        f"set another {name}.port, or 0 for any free one"
+    )
+
+
+def _url(host: str, port: int) -> str:
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def run(config: Config) -> None:

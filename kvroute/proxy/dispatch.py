@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Set
 from typing import Protocol
 
-from aiohttp import web
 from msgspec import Struct
 
 from kvroute.adapters.connection import Answer
@@ -25,6 +24,7 @@ from kvroute.adapters.index import Index
 from kvroute.adapters.upstream import Upstream
 from kvroute.errors import NoReplica, ReplicaFailed
 from kvroute.proxy import headers
+from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.openai import Inference
 from kvroute.proxy.question import Question
@@ -62,8 +62,7 @@ class DispatchSettings(Struct, frozen=True, kw_only=True):
 class Errand(Struct, frozen=True):
     """What is carried to a replica, the same at every attempt."""
 
-    request: web.BaseRequest
-    target: str  # path and query
+    exchange: Exchange
     body: bytes
     is_spliced: bool  # usage was asked for on the client's behalf
     inference: Inference
@@ -101,8 +100,8 @@ class Dispatch:
         self._wall_clock = wall_clock
 
     async def answer(
-        self, request: web.BaseRequest, target: str, body: bytes, question: Question, inference: Inference, visit: Visit
-    ) -> web.StreamResponse:
+        self, exchange: Exchange, body: bytes, question: Question, inference: Inference, visit: Visit
+    ) -> None:
         """Have a replica answer the request.
 
         Raises:
@@ -110,7 +109,7 @@ class Dispatch:
             ConnectionError: the client left.
         """
         spliced = with_usage(body, inference) if self._settings.ask_for_usage else None
-        errand = Errand(request, target, body if spliced is None else spliced, spliced is not None, inference, visit)
+        errand = Errand(exchange, body if spliced is None else spliced, spliced is not None, inference, visit)
         failed: dict[ReplicaId, ReplicaFailed] = {}
         while True:
             try:
@@ -122,7 +121,8 @@ class Dispatch:
             visit.attempts += 1
             try:
                 with lease:
-                    return await self._attempt(lease, question, errand)
+                    await self._attempt(lease, question, errand)
+                return
             except ReplicaFailed as error:
                 failed[lease.replica.id] = error
                 late = self._clock() - visit.arrived_s > self._settings.retry_within_s
@@ -184,7 +184,7 @@ class Dispatch:
                 lease.refuse(self._clock())
         return confirmed
 
-    async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> web.StreamResponse:
+    async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> None:
         """Have one replica answer. A failure is settled and raised; it means that the client has seen nothing."""
         replica = lease.replica
         errand.visit.took(lease)
@@ -193,7 +193,7 @@ class Dispatch:
         served = False
         try:
             delivery = await self._delivery(lease, errand)
-            served = delivery.response.status == 200
+            served = errand.exchange.status == 200
         except ReplicaFailed as error:
             if error.status in BUSY:
                 lease.refuse(self._clock())
@@ -207,25 +207,25 @@ class Dispatch:
             if not served:
                 self._take_back(question, replica)
         self._settle(lease, question, errand, delivery)
-        return delivery.response
 
     async def _delivery(self, lease: Lease, errand: Errand) -> Delivery:
-        target, head = errand.target, headers.to_replica(errand.request.raw_headers, errand.visit.id)
-        answer = await self._upstream.send(lease.replica, errand.request.method, target, head, errand.body)
+        request = errand.exchange.request
+        head = headers.to_replica(request.headers, errand.visit.id)
+        answer = await self._upstream.send(lease.replica, request.method, request.target, head, errand.body)
         try:
             if failure := await refusal(answer, lease.replica.id):
                 raise failure
-            return await relay(errand.request, answer, self._order(lease, errand, answer))
+            return await relay(errand.exchange, answer, self._order(lease, errand, answer))
         finally:
             answer.close()
 
     def _order(self, lease: Lease, errand: Errand, answer: Answer) -> Order:
         inference, placement = errand.inference, lease.placement
         head = headers.to_client(answer.headers, errand.visit.id)
-        head[headers.REPLICA] = lease.replica.id
+        head.append((headers.REPLICA, lease.replica.id.encode()))
         if self._settings.expose_prediction:
-            head[headers.PREDICTED_TOKENS] = str(placement.hit_tokens)
-            head[headers.COST_S] = f"{placement.cost_s:.6f}"
+            head.append((headers.PREDICTED_TOKENS, b"%d" % placement.hit_tokens))
+            head.append((headers.COST_S, b"%.6f" % placement.cost_s))
 
         def began() -> None:
             now_s = self._clock()
@@ -252,7 +252,7 @@ class Dispatch:
         else:
             lease.finish(Outcome.FAILED, now_s)
             errand.visit.ended("failed", delivery.failure.message)
-        if delivery.response.status != 200:
+        if errand.exchange.status != 200:
             return
         self._account.add(entry_of(lease, question, delivery.usage), self._wall_clock())
         if delivery.failure is None and len(question.prompts) == 1 and (delivery.events or delivery.text):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterable
-
-from multidict import CIMultiDict
+from email.utils import formatdate
+from functools import lru_cache
 
 RawHeader = tuple[bytes, bytes]
 
-REPLICA = "x-kvroute-replica"
-PREDICTED_TOKENS = "x-kvroute-predicted-tokens"
-COST_S = "x-kvroute-cost-s"
-REQUEST_ID = "x-request-id"
+REPLICA = b"x-kvroute-replica"
+PREDICTED_TOKENS = b"x-kvroute-predicted-tokens"
+COST_S = b"x-kvroute-cost-s"
+REQUEST_ID = b"x-request-id"
 
 _HOP_BY_HOP = frozenset(
     (
@@ -46,8 +47,8 @@ _KEPT_FROM_REPLICAS = _HOP_BY_HOP | frozenset(
         b"x-request-id",
     )
 )
-_KEPT_FROM_CLIENTS = _HOP_BY_HOP | frozenset((b"x-request-id", REPLICA.encode()))
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}")
+_KEPT_FROM_CLIENTS = _HOP_BY_HOP | frozenset((b"content-length", REQUEST_ID, REPLICA))
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@=+-]{1,128}")
 
 
 def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
@@ -58,22 +59,34 @@ def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]
     return kept
 
 
-def to_client(headers: Iterable[RawHeader], request_id: str) -> CIMultiDict[str]:
-    """Return the replica's end-to-end headers, with the request's id."""
+def to_client(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
+    """Return the replica's end-to-end headers, with the request's id; without the length, which the exchange tells."""
     kept = _end_to_end(headers, _KEPT_FROM_CLIENTS)
-    answer = CIMultiDict([(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept])
-    answer[REQUEST_ID] = request_id
-    return answer
+    kept.append((REQUEST_ID, request_id.encode()))
+    return kept
 
 
-def request_id(given: str | None) -> str:
+def ours(request_id: str | None = None) -> list[RawHeader]:
+    """Return the headers of an answer of the router's own."""
+    head = [(b"Content-Type", b"application/json"), (b"Date", _date(int(time.time())))]
+    if request_id is not None:
+        head.append((REQUEST_ID, request_id.encode()))
+    return head
+
+
+def request_id(given: bytes | None) -> str:
     """Return the client's X-Request-Id where it is sound, else a new one."""
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    return given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def find(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
     """Return the first value of a header, its name given in lower case."""
     return next((value for key, value in headers if key.lower() == name), None)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
 
 
 def _end_to_end(headers: Iterable[RawHeader], excepted: frozenset[bytes]) -> list[RawHeader]:

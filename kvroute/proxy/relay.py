@@ -10,17 +10,15 @@ On the client's side every connection error means that the client left; on the r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from aiohttp import web
 from msgspec import Struct
-from multidict import CIMultiDict
 
 from kvroute.adapters.connection import Answer
 from kvroute.errors import ReplicaBroke, ReplicaFailed
 from kvroute.proxy import answer as answers
-from kvroute.proxy.headers import find
+from kvroute.proxy.exchange import Exchange
+from kvroute.proxy.headers import RawHeader, find
 from kvroute.proxy.openai import error_body
 from kvroute.proxy.sse import EventStream, Opening, error_event, opening
 from kvroute.routing.demand import Usage
@@ -28,7 +26,6 @@ from kvroute.routing.demand import Usage
 WHOLE_BYTES_MAX = 1 << 20  # of an answer in one piece that is looked at before the client gets any of it
 OPENING_BYTES_MAX = 1 << 20  # of first events that say nothing
 REASON_BYTES_MAX = 64 << 10  # of an error's body
-STALL_BYTES = 16 << 10  # unsent bytes from which a client is watched; below, a write never waits
 BUSY = (429, 503)  # the replica is full, which is no fault of its own
 REPLICAS_FAULT = (401, 403, 408, 429, 500, 502, 503, 504)  # 401, 403: our key is wrong there; clients' never get there
 
@@ -37,7 +34,7 @@ class Order(Struct, frozen=True, kw_only=True):
     """How an answer is to be carried."""
 
     replica: str
-    headers: CIMultiDict[str]  # of the answer, the router's own included
+    headers: list[RawHeader]  # of the answer, the router's own included
     strips_usage: bool  # usage was asked for on the client's behalf
     wants_text: bool  # the index can learn from the answer
     stall_s: float  # a client that takes nothing for this long has left
@@ -47,7 +44,6 @@ class Order(Struct, frozen=True, kw_only=True):
 class Delivery(Struct):
     """What came of an attempt that reached the client."""
 
-    response: web.StreamResponse
     usage: Usage | None = None
     events: bytes = b""  # of a stream, to read its text from
     text: str | None = None  # of an answer in one piece
@@ -72,7 +68,7 @@ async def refusal(answer: Answer, replica: str) -> ReplicaFailed | None:
     return error
 
 
-async def relay(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+async def relay(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
     """Carry an answer to the client.
 
     Raises:
@@ -81,11 +77,11 @@ async def relay(request: web.BaseRequest, answer: Answer, order: Order) -> Deliv
     """
     content_type = find(answer.headers, b"content-type") or b""
     if content_type.startswith(b"text/event-stream") and find(answer.headers, b"content-encoding") is None:
-        return await _stream(request, answer, order)
-    return await _whole(request, answer, order)
+        return await _stream(exchange, answer, order)
+    return await _whole(exchange, answer, order)
 
 
-async def _whole(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+async def _whole(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
     parts: list[bytes] = []
     size = 0
     while part := await answer.read():
@@ -94,65 +90,62 @@ async def _whole(request: web.BaseRequest, answer: Answer, order: Order) -> Deli
         parts.append(part)
         size += len(part)
         if size > WHOLE_BYTES_MAX:
-            return await _large(request, answer, order, b"".join(parts))
+            return await _large(exchange, answer, order, b"".join(parts))
     body = b"".join(parts)
     if answer.status == 200 and answers.was_aborted(body):
         raise ReplicaBroke(f"{order.replica} aborted the request", replica=order.replica)
-    response = web.Response(status=answer.status, headers=order.headers, body=body)
-    await response.prepare(request)
-    await response.write_eof()
+    exchange.respond(answer.status, order.headers, body)
+    await _room(exchange, order)
     if answer.status != 200:
-        return Delivery(response)
+        return Delivery()
     usage, text = answers.read_body(body) if b'"usage"' in body else (None, None)
-    return Delivery(response, usage=usage, text=text if order.wants_text else None)
+    return Delivery(usage=usage, text=text if order.wants_text else None)
 
 
-async def _large(request: web.BaseRequest, answer: Answer, order: Order, first: bytes) -> Delivery:
+async def _large(exchange: Exchange, answer: Answer, order: Order, first: bytes) -> Delivery:
     """Carry a large answer without looking at it. If it breaks off, so does the client's connection."""
-    response = web.StreamResponse(status=answer.status, headers=order.headers)
-    await response.prepare(request)
+    length = find(answer.headers, b"content-length")
+    exchange.start(answer.status, order.headers, None if length is None else int(length))
     part = first
     try:
         while part:
-            await _write(request, response, part, order.stall_s)
+            exchange.write(part)
+            await _room(exchange, order)
             part = await answer.read()
     except ReplicaFailed as error:
         error.bytes_sent = True
-        _cut(request)
-        return Delivery(response, failure=error)
-    await response.write_eof()
-    return Delivery(response)
+        exchange.cut()
+        return Delivery(failure=error)
+    exchange.end()
+    return Delivery()
 
 
-async def _stream(request: web.BaseRequest, answer: Answer, order: Order) -> Delivery:
+async def _stream(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
     stream = EventStream(strips_usage=order.strips_usage, keeps_text=order.wants_text)
     passed = await _opened(answer, stream, order)
-    order.headers.popall("Content-Length", None)  # what is taken out changes it
-    response = web.StreamResponse(status=answer.status, headers=order.headers)
-    await response.prepare(request)
+    exchange.start(answer.status, order.headers)
     failure: ReplicaFailed | None = None
     try:
-        while True:
-            if passed:
-                await _write(request, response, passed, order.stall_s)
-            data = await answer.read()
-            if not data:
-                break
-            passed = stream.feed(data)
-        passed = stream.finish()
+        is_last = answer.complete  # true only right after reading: later it does not say that everything was read
+        while not is_last:
+            exchange.write(passed)
+            if exchange.is_full:
+                await exchange.drained(order.stall_s)
+            passed = stream.feed(await answer.read())
+            is_last = answer.complete
+        passed += stream.finish()
     except ReplicaFailed as error:
         failure = error
         passed = stream.held() + error_event(error_body(error))
-        response.force_close()
-    if passed:
-        await _write(request, response, passed, order.stall_s)
-    await response.write_eof()
+        exchange.keep_alive = False
+    exchange.end(passed)
+    await _room(exchange, order)
     if failure is None and stream.failure is not None:
         failure = ReplicaBroke(f"{order.replica}: {stream.failure}", replica=order.replica)
     if failure is not None:
         failure.bytes_sent = True
     usage = answers.usage_in_event(stream.usage_event)
-    return Delivery(response, usage=usage, events=b"".join(stream.kept or ()), failure=failure)
+    return Delivery(usage=usage, events=b"".join(stream.kept or ()), failure=failure)
 
 
 async def _opened(answer: Answer, stream: EventStream, order: Order) -> bytes:
@@ -172,21 +165,6 @@ async def _opened(answer: Answer, stream: EventStream, order: Order) -> bytes:
     raise ReplicaBroke(f"{order.replica} ended its answer without saying anything", replica=order.replica)
 
 
-async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes, stall_s: float) -> None:
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the client left")
-    if transport.get_write_buffer_size() + len(data) < STALL_BYTES:
-        await response.write(data)
-        return
-    try:
-        async with asyncio.timeout(stall_s):
-            await response.write(data)
-    except TimeoutError:
-        _cut(request)
-        raise ConnectionResetError("the client takes nothing") from None
-
-
-def _cut(request: web.BaseRequest) -> None:
-    if request.transport is not None:
-        request.transport.abort()
+async def _room(exchange: Exchange, order: Order) -> None:
+    if exchange.is_full:
+        await exchange.drained(order.stall_s)

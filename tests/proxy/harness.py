@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 import aiohttp
-from aiohttp import web
 
 from kvroute.adapters.index import MemoryIndex, namespace_of
 from kvroute.adapters.tokens import open_reader
@@ -23,6 +22,7 @@ from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
 from kvroute.proxy.dispatch import Dispatch, DispatchSettings
 from kvroute.proxy.handler import Handler, HandlerSettings
 from kvroute.proxy.learn import Learner
+from kvroute.proxy.listener import Listener
 from kvroute.proxy.question import Asker
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.tenants import Tenants
@@ -181,16 +181,13 @@ async def _router(
         settings=handler_settings or HandlerSettings(),
     )
     await upstream.start()
-    server = web.Server(door.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
-    runner = web.ServerRunner(server, shutdown_timeout=1.0)
-    await runner.setup()
+    listener = Listener(door.handle)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{await listener.start('127.0.0.1', 0)}"
         async with aiohttp.ClientSession(auto_decompress=False) as session:
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             yield Pool(url, urls, session, fleet, index, ledger, upstream, learner, account, stats, catalogue, changed)
     finally:
-        await runner.cleanup()
+        await listener.close()
         door.close()
         await learner.close()
         await upstream.close()

@@ -24,30 +24,36 @@ def test_named_by_connection():
     """Headers that Connection names belong to one hop, in both directions."""
     given = [(b"Connection", b"close, X-Hop"), (b"x-hop", b"1"), (b"X-End", b"2")]
     assert next(name for name, _ in headers.to_replica(given, "i")) == b"X-End"
-    assert dict(headers.to_client(given, "i")) == {"X-End": "2", "x-request-id": "i"}
+    assert headers.to_client(given, "i") == [(b"X-End", b"2"), (b"x-request-id", b"i")]
 
 
 def test_names_and_order_are_kept():
     """End-to-end headers cross as they were written, repeated ones too."""
     given = [(b"X-B", b"1"), (b"x-a", b"2"), (b"X-B", b"3")]
     assert headers.to_replica(given, "i")[:3] == given
-    assert list(headers.to_client(given, "i").items())[:3] == [("X-B", "1"), ("x-a", "2"), ("X-B", "3")]
+    assert headers.to_client(given, "i")[:3] == given
 
 
 def test_kept_from_clients():
     """A replica behind another router does not set our headers, and its own id does not replace the request's."""
-    given = [(b"X-Request-Id", b"theirs"), (b"x-kvroute-replica", b"inner"), (b"Transfer-Encoding", b"chunked")]
-    assert dict(headers.to_client(given, "ours")) == {"x-request-id": "ours"}
+    theirs = {
+        b"X-Request-Id": b"x",
+        b"x-kvroute-replica": b"x",
+        b"Transfer-Encoding": b"chunked",
+        b"Content-Length": b"1",
+    }
+    given = list(theirs.items())
+    assert headers.to_client(given, "ours") == [(b"x-request-id", b"ours")]
 
 
-@pytest.mark.parametrize("value", ["a", "req_1.2-3:4", "x" * 128])
-def test_sound_ids_are_kept(value: str):
+@pytest.mark.parametrize("value", [b"a", b"req_1.2-3:4", b"x" * 128])
+def test_sound_ids_are_kept(value: bytes):
     """A client's request id is kept where it is sound."""
-    assert headers.request_id(value) == value
+    assert headers.request_id(value) == value.decode()
 
 
-@pytest.mark.parametrize("value", ["", "x" * 129, "a b", 'a"b', "\xff", "a\tb", "a\n"])
-def test_odd_ids_are_replaced(value: str):
+@pytest.mark.parametrize("value", [b"", b"x" * 129, b"a b", b'a"b', b"\xff", b"a\tb", b"a\n"])
+def test_odd_ids_are_replaced(value: bytes):
     """An id that could break a log line or a header is replaced."""
     assert re.fullmatch("[0-9a-f]{32}", headers.request_id(value))
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -55,7 +54,7 @@ class Lesson:
 
     async def learn(self, prompt: Prompt | None = None, **what: object) -> int:
         """Learn from an answer; return how many blocks of the conversation the index then knows."""
-        delivery = Delivery(web.Response(), **what)
+        delivery = Delivery(**what)
         self.learner.learn(R0, self.reader, prompt or self.prompt, ROOT, delivery)
         await self.learner.settled()
         longer = ChatPrompt([{"role": "user", "content": "abcdef</s>ghij"}])
@@ -99,7 +98,7 @@ async def test_guessed_prompts_teach_nothing(lesson: Lesson):
 
 async def test_pending_answers_are_bounded(lesson: Lesson):
     """When more answers wait than may, the rest is let go; closing lets go of all."""
-    delivery = Delivery(web.Response(), usage=Usage(8, 4), text="ghij")
+    delivery = Delivery(usage=Usage(8, 4), text="ghij")
     for _ in range(PENDING_MAX + 3):
         lesson.learner.learn(R0, lesson.reader, lesson.prompt, ROOT, delivery)
     assert lesson.stats.answers_not_learnt == 3
