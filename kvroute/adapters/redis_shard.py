@@ -89,17 +89,14 @@ class Shard:
                 return None
             self.read_registry(version, registry or [])
             self.next_beat_s = 0.0
-        replicas, seen = self.replicas, 0
-        for depth, data in zip(reply[3::2], reply[4::2], strict=True):
-            slots = _slots_in(data)
-            fresh, seen = slots & ~seen, seen | slots
-            while fresh:
-                slot = fresh.bit_length() - 1
-                replica = replicas[slot]
-                if replica is not None:
+        replicas, seen, flat = self.replicas, 0, iter(reply)
+        probes = (next(flat), next(flat), next(flat))[2]
+        for depth in flat:
+            seen, slots = _slots_beyond(seen, next(flat))
+            for slot in slots:
+                if (replica := replicas[slot]) is not None:
                     holding[replica] = depth
-                fresh ^= 1 << slot
-        return int(reply[2])
+        return int(probes)
 
     def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> tuple[Argument, ...]:
         """Return the arguments of write.lua."""
@@ -108,10 +105,11 @@ class Shard:
         return (*head, *(part for one in writes for part in (one.op, one.run.skip, one.run.hashes)))
 
 
-@lru_cache(maxsize=4096)
-def _slots_in(data: bytes) -> int:
-    """Read a set of slots (bits.lua) as a bit mask."""
-    return int.from_bytes(data[1:], "little") << (8 * data[0])
+@lru_cache(maxsize=16_384)  # the turns of a conversation, and conversations over one prompt, bring the same sets
+def _slots_beyond(seen: int, data: bytes) -> tuple[int, tuple[int, ...]]:
+    """Read a set of slots (bits.lua): return the mask with it, and the slots that were not in the mask."""
+    mask = seen | int.from_bytes(data[1:], "little") << (8 * data[0])
+    return mask, tuple(slot for slot in range(mask.bit_length()) if (mask ^ seen) >> slot & 1)
 
 
 def shard_number(replica: ReplicaId, shards: int) -> int:
