@@ -41,6 +41,13 @@ async def stream(session: aiohttp.ClientSession, body: dict[str, Any], seen: See
     return seen
 
 
+async def until_begun(everyone: list[Seen], replica: str, count: int, timeout_s: float) -> None:
+    """Wait until a replica has begun to answer so many of the requests."""
+    async with asyncio.timeout(timeout_s):
+        while sum(seen.began.is_set() and seen.replica == replica for seen in everyone) < count:
+            await asyncio.sleep(0.01)
+
+
 async def _listen(response: aiohttp.ClientResponse, seen: Seen) -> None:
     async for line in response.content:
         if line.startswith(b"data: [DONE]"):

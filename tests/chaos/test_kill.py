@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from tests.chaos.clients import Seen, chat, stream
+from tests.chaos.clients import Seen, chat, stream, until_begun
 from tests.processes import Router, SimulatedReplica
 
 CLIENTS = 40
@@ -20,13 +20,11 @@ def body(number: int) -> dict[str, object]:
 
 
 async def load(url: str, victim: SimulatedReplica) -> list[tuple[Seen, bool]]:
-    """Stream from all clients, kill the victim when some have begun; pair what each saw with whether it had begun."""
+    """Stream from all clients, kill the victim among its first answers; pair what each saw with whether it had begun."""
     everyone = [Seen() for _ in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         tasks = [asyncio.ensure_future(stream(session, body(n), seen)) for n, seen in enumerate(everyone)]
-        await asyncio.gather(
-            *(asyncio.wait_for(seen.began.wait(), ALL_ANSWERED_S) for seen in everyone[: CLIENTS // 4])
-        )
+        await until_begun(everyone, victim.url, 3, ALL_ANSWERED_S)
         had_begun = [seen.began.is_set() for seen in everyone]
         victim.kill()
         await asyncio.wait_for(asyncio.gather(*tasks), ALL_ANSWERED_S)

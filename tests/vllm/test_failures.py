@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 
 from tests.admin import metric, replicas, until
-from tests.chaos.clients import Seen, chat, open_connections, stream
+from tests.chaos.clients import Seen, chat, open_connections, stream, until_begun
 from tests.processes import free_port
 from tests.vllm.engines import Engines
 
@@ -53,20 +53,17 @@ def test_clients_that_leave_are_forgotten(engines, router):
     assert [(row["is_healthy"], row["consecutive_failures"]) for row in replicas(router.admin)] == [(True, 0)] * 2
 
 
-async def load(url: str, kill: Engines) -> list[tuple[Seen, bool]]:
-    """Stream from all clients, kill the first engine when some have begun; pair what each saw with whether it had."""
+async def load(url: str, victims: Engines) -> list[tuple[Seen, bool]]:
+    """Stream from all clients, kill the victim among its first answers; pair what each saw with whether it had begun."""
     everyone = [Seen() for _ in range(CLIENTS)]
     bodies = [chat(f"{n} " + "word " * 6000, max_tokens=800, ignore_eos=True) for n in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         tasks = [
             asyncio.ensure_future(stream(session, body, seen)) for body, seen in zip(bodies, everyone, strict=True)
         ]
-        async with asyncio.timeout(ALL_ANSWERED_S):
-            while not any(seen.began.is_set() for seen in everyone):
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+        await until_begun(everyone, victims.urls[0], 2, ALL_ANSWERED_S)
         had_begun = [seen.began.is_set() for seen in everyone]
-        kill.kill(0)
+        victims.kill(0)
         await asyncio.wait_for(asyncio.gather(*tasks), ALL_ANSWERED_S)
     return list(zip(everyone, had_begun, strict=True))
 
