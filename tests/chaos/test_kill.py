@@ -20,7 +20,7 @@ def body(number: int) -> dict[str, object]:
 
 
 async def load(url: str, victim: SimulatedReplica) -> list[tuple[Seen, bool]]:
-    """Stream from all clients, kill the victim among its first answers; pair what each saw with whether it had begun."""
+    """Stream from all, kill the victim among its first answers; pair what each saw with whether it had begun."""
     everyone = [Seen() for _ in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
         tasks = [asyncio.ensure_future(stream(session, body(n), seen)) for n, seen in enumerate(everyone)]

@@ -54,7 +54,7 @@ def test_clients_that_leave_are_forgotten(engines, router):
 
 
 async def load(url: str, victims: Engines) -> list[tuple[Seen, bool]]:
-    """Stream from all clients, kill the victim among its first answers; pair what each saw with whether it had begun."""
+    """Stream from all, kill the victim among its first answers; pair what each saw with whether it had begun."""
     everyone = [Seen() for _ in range(CLIENTS)]
     bodies = [chat(f"{n} " + "word " * 6000, max_tokens=800, ignore_eos=True) for n in range(CLIENTS)]
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
