@@ -27,7 +27,9 @@ from kvroute.routing.replica import ReplicaId
 log = logging.getLogger(__name__)
 
 BEAT_S, ALIVE_S = 1.0, 3.0
-ROUND_S, IDLE_ROUND_S = 0.025, 0.2
+BEHIND_ROUND_S = 0.025  # between two rounds while there is more to read, to send again or to sweep
+BUSY_ROUND_S = 0.1  # while requests come: evictions lag by so much, and each round costs every router a wake-up
+IDLE_ROUND_S = 0.5
 RETRY_S = 1.0  # before a feed that failed is tried again
 FEED_BLOCKS = 4096  # sent again in one round
 DRAIN_RECORDS = 64  # of one replica, read in one round
@@ -51,6 +53,7 @@ class Upkeep:
         stats: IndexStats,
     ) -> None:
         self.is_busy = False  # something was sent: the next round comes soon
+        self._is_behind = False
         self._link = link
         self._router_id = router_id
         self._shards = shards
@@ -94,16 +97,19 @@ class Upkeep:
         """Do rounds for ever."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ROUND_S if self.is_busy else IDLE_ROUND_S):
+                async with asyncio.timeout(self._pause_s()):
                     await self._woken.wait()
             if self._woken.is_set():
                 self._woken.clear()
-                await asyncio.sleep(ROUND_S / 10)  # whoever wakes us in a loop does not get a loop without a pause
+                await asyncio.sleep(BEHIND_ROUND_S / 10)  # whoever wakes us in a loop does not get a loop without a pause
             await self.once()
+
+    def _pause_s(self) -> float:
+        return BEHIND_ROUND_S if self._is_behind else BUSY_ROUND_S if self.is_busy else IDLE_ROUND_S
 
     async def once(self) -> None:
         """Do one round, as far as Redis allows."""
-        self.is_busy = False
+        self.is_busy = self._is_behind = False
         if not self._link.is_up:
             return
         try:
@@ -147,7 +153,7 @@ class Upkeep:
             await self._save(shard, member, loop.time())
         if shard.is_sweeping:
             shard.is_sweeping = bool(await ask(self._link, "sweep", shard.prefix, (shard.epoch, SWEEP_BUCKETS)))
-            self.is_busy |= shard.is_sweeping
+            self._is_behind |= shard.is_sweeping
 
     async def _beat(self, shard: Shard) -> None:
         members = dict(shard.members)
@@ -207,7 +213,7 @@ class Upkeep:
             finally:
                 if not is_written:
                     member.feed, member.is_stale, member.feed_after_s = None, True, now_s + RETRY_S
-        self.is_busy |= blocks > 0
+        self._is_behind |= blocks > 0
 
     async def _replay(self, shard: Shard) -> None:
         """Read the logs of the replicas that this router owns, and clear what they must have evicted."""
@@ -227,6 +233,7 @@ class Upkeep:
         for member, entries in zip(owned, logs, strict=True):
             if entries:
                 self.is_busy = True
+                self._is_behind |= len(entries) == DRAIN_RECORDS
                 await self._catch_up(shard, member, [(id, fields[1]) for id, fields in entries])
 
     async def _catch_up(self, shard: Shard, member: Member, entries: Sequence[tuple[bytes, bytes]]) -> None:

@@ -13,7 +13,8 @@ from kvroute.adapters.shared_account import AccountStore
 from kvroute.routing.account import Account
 from kvroute.routing.fleet import Fleet
 
-LEDGER_EVERY_S = 0.025
+BUSY_S = 0.05  # between two exchanges of promises while anything is promised, here or elsewhere
+IDLE_S = 0.25  # and while nothing is: waking up costs more than the step
 ACCOUNT_EVERY_S = 0.5
 
 
@@ -31,8 +32,8 @@ class Sharing:
         """Start the loops."""
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._every(LEDGER_EVERY_S, self.exchange), name="share ledger"),
-            loop.create_task(self._every(ACCOUNT_EVERY_S, self.push), name="share account"),
+            loop.create_task(self._share_ledger(), name="share ledger"),
+            loop.create_task(self._share_account(), name="share account"),
         ]
 
     async def close(self) -> None:
@@ -42,21 +43,27 @@ class Sharing:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.push()
 
-    def exchange(self) -> None:
-        """Publish what this router promised and take in what the others did."""
-        self._ledger.publish(self._fleet.promises())
-        self._fleet.set_others(self._ledger.others())
+    def exchange(self) -> bool:
+        """Publish what this router promised and take in what the others did; return whether there is anything."""
+        promises, others = self._fleet.promises(), self._ledger.others()
+        self._ledger.publish(promises)
+        self._fleet.set_others(others)
+        return any(promise.requests for ledger in (promises, others) for promise in ledger.values())
 
     def push(self) -> None:
         """Hand the counts since the last push to the shared account."""
         if rows := self._account.drain():
             self._accounts.push(rows)
 
-    async def _every(self, interval_s: float, step: object) -> None:
-        assert callable(step)
+    async def _share_ledger(self) -> None:
         while True:
-            step()
-            await asyncio.sleep(interval_s)
+            is_busy = self.exchange()
+            await asyncio.sleep(BUSY_S if is_busy else IDLE_S)
+
+    async def _share_account(self) -> None:
+        while True:
+            self.push()
+            await asyncio.sleep(ACCOUNT_EVERY_S)
 
 
 def wall_clock_s() -> float:

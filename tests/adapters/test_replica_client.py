@@ -56,14 +56,14 @@ async def test_silent(session):
     """A server that takes the question and says nothing times out."""
 
     async def handler(_request):
-        await asyncio.sleep(30)
+        await asyncio.sleep(1)
+        return web.Response()
 
     runner, url = await served(handler)
     try:
         with pytest.raises(ReplicaTimedOut):
             await ReplicaClient(session, url, None, 0.05).page(0.0)
     finally:
-        await runner.shutdown()
         await runner.cleanup()
 
 
