@@ -234,11 +234,7 @@ class Client(asyncio.Protocol):
         elif self._wait is _Wait.BODY:
             self.until_s = self._loop.time() + self._patience.body_idle_s
         try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:  # another protocol was offered and is not taken; what follows might be in it
-            self._is_deaf = True
-            if self._exchanges:
-                self._exchanges[-1].keep_alive = False
+            self._feed(data)
         except HttpParserError as error:
             self._broke(self._refusal or _not_http(error))
         if self._head_bytes > HEAD_BYTES_MAX and self._incoming is None:
@@ -266,6 +262,27 @@ class Client(asyncio.Protocol):
         self.is_full = False
         if self._wait is _Wait.ROOM:
             self.wake()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read on in HTTP/1.1, as a server may (RFC 9110, 7.8): Java's client offers h2c with its first request.
+
+        The parser stops behind such a head. Another one, told the framing, reads the body, and no request after it.
+        """
+        exchange = self._incoming = self._exchanges[-1]
+        exchange.has_body = exchange.keep_alive = False
+        framing = [
+            b"%b: %b\r\n" % (name, exchange.request.fields[name])
+            for name in (b"content-length", b"transfer-encoding")
+            if name in exchange.request.fields
+        ]
+        self._parser = HttpRequestParser(_BodyOnly(self))
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(framing), rest))
 
     def _broke(self, error: BadRequest) -> None:
         """Read no further; say why, in its turn."""
@@ -330,6 +347,14 @@ class Client(asyncio.Protocol):
             exchange.has_body = True
             if self._wait is _Wait.BODY and exchange is self._exchanges[0]:
                 self.wake()
+
+
+class _BodyOnly:
+    """What a parser calls that only has a body to read."""
+
+    def __init__(self, client: Client) -> None:
+        self.on_body = client.on_body
+        self.on_message_complete = client.on_message_complete
 
 
 def _size(request: Request) -> int:
