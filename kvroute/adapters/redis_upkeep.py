@@ -101,7 +101,9 @@ class Upkeep:
                     await self._woken.wait()
             if self._woken.is_set():
                 self._woken.clear()
-                await asyncio.sleep(BEHIND_ROUND_S / 10)  # whoever wakes us in a loop does not get a loop without a pause
+                await asyncio.sleep(
+                    BEHIND_ROUND_S / 10
+                )  # whoever wakes us in a loop does not get a loop without a pause
             await self.once()
 
     def _pause_s(self) -> float:
