@@ -3,9 +3,9 @@
 Two generations of block hashes. A chain is added whole to the young one; when that is full it becomes the old one, and
 the former old one is dropped. So memory is bounded, and what was used lately survives.
 
-Rule 1. Each generation is prefix-closed: where a block is in it, all blocks before it are, since a chain enters from its
-        root and a generation changes only between chains. That makes the depth of a chain a matter of bisection.
-Rule 2. Of a long chain only marks enter: each of the first EXACT_BLOCKS blocks, then every STRIDE-th. A depth is then at
+Rule 1. Each generation is prefix-closed: where a block is in it, all blocks before it are, since a chain enters from
+        its root and a generation changes only between chains. So the depth of a chain is a matter of bisection.
+Rule 2. Of a long chain only marks enter: each of the first EXACT_BLOCKS blocks, then every STRIDE-th. A depth is at
         most STRIDE - 1 blocks too small, and a long new prompt costs an eighth.
 """
 
