@@ -43,7 +43,6 @@ UNTESTED = {
     "errors": "a table of classes",
     "routing.demand": "values without behaviour",
     "sizing.report": "values without behaviour; test_assemble reads every one",
-    "routing.replica": "values, and one lookup that every routing test uses",
 }
 
 
