@@ -139,7 +139,7 @@ class MemoryIndex:
         if member is None:
             return None
         change = member[1].record(chain) if held_blocks is None else member[1].correct(chain, held_blocks)
-        lost = sum(map(len, change.evicted))
+        lost = sum(map(len, change.evicted)) if change.evicted else 0
         self.stats.blocks += (len(change.stored) if change.stored else 0) - lost
         if held_blocks is None:
             self.stats.records += 1

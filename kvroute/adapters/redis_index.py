@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
 from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
 from kvroute.adapters.redis_link import Link
+from kvroute.adapters.redis_lookup import Deadlines, Lookup
 from kvroute.adapters.redis_owner import Write, corrected, part_of, sent
 from kvroute.adapters.redis_shard import Member, Shard, calls, shard_number
 from kvroute.adapters.redis_upkeep import Upkeep
@@ -27,44 +28,10 @@ from kvroute.adapters.redis_wire import Reply
 from kvroute.kv.chain import PrefixChain, blocks_in
 from kvroute.routing.replica import Holding, ReplicaId
 
+log = logging.getLogger(__name__)
+
 DEADLINE_S = 0.005
 PROBES_MAX = 120  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
-BUSY_S = 0.002  # a timer that fires this much late says that our own event loop was busy, not Redis
-
-
-class _Lookup:
-    """The calls of one `match`, until all are answered, one has failed, or time is up."""
-
-    def __init__(self, calls: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.replies: list[Reply] = [None] * calls
-        self.is_late = False
-        self._missing = calls
-        self._loop = loop
-        self.done: asyncio.Future[bool] = loop.create_future()
-
-    def answer(self, number: int, reply: Reply) -> None:
-        if self.done.done():
-            return
-        self.replies[number] = reply
-        self._missing -= 1
-        if isinstance(reply, Exception):
-            self.done.set_result(False)
-        elif not self._missing:
-            self.done.set_result(True)
-
-    def expire(self, due_s: float, is_last: bool = False) -> None:
-        if self.done.done():
-            return
-        now_s = time.monotonic()  # not the loop's time, which uvloop keeps from the beginning of the loop's turn
-        if now_s < due_s:
-            self._loop.call_later(due_s - now_s, self.expire, due_s, is_last)
-            return
-        if now_s > due_s + BUSY_S and not is_last:
-            # The answer may lie in the socket, unread: let the loop look once more.
-            self._loop.call_later(BUSY_S, self.expire, now_s + BUSY_S, True)
-            return
-        self.is_late = True
-        self.done.set_result(False)
 
 
 class RedisIndex:
@@ -83,6 +50,7 @@ class RedisIndex:
         self._shards: dict[Namespace, list[Shard]] = {}
         self._used: dict[Namespace, list[Shard]] = {}  # of these, the ones in which we serve a replica
         self._homes: dict[ReplicaId, Shard] = {}
+        self._deadlines = Deadlines()
         self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
         self._task: asyncio.Task[None] | None = None
 
@@ -107,6 +75,7 @@ class RedisIndex:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await self._upkeep.sign_off()
+        self._deadlines.close()
 
     def join(self, replica: ReplicaId, namespace: Namespace, capacity_blocks: int) -> None:
         """Admit a replica, or take it on from where other routers are. Other values than before begin a new life."""
@@ -141,11 +110,11 @@ class RedisIndex:
         shards = self._used.get(namespace)
         if not shards:
             return Match(({},) * len(chains), "index")
-        answer = await self._ask(namespace, shards, chains)
-        if answer is not None:
-            return Match(answer, "index")
+        lookup = self._ask(shards, chains)
+        if lookup is not None and (holdings := self._read(namespace, shards, chains, lookup, await lookup.done)):
+            return Match(holdings, "index")
         self.stats.local_answers += 1
-        return Match(tuple(self.shadow.holding(namespace, chain) for chain in chains), "local")
+        return Match(tuple([self.shadow.holding(namespace, chain) for chain in chains]), "local")
 
     def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
         """Note that the replica holds all blocks of the chain from now on."""
@@ -163,48 +132,64 @@ class RedisIndex:
         self.stats.blocks = self.shadow.stats.blocks
         self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks))
 
-    async def _ask(
-        self, namespace: Namespace, shards: Sequence[Shard], chains: Sequence[PrefixChain]
-    ) -> tuple[Holding, ...] | None:
-        """Look all chains up in Redis; None where it does not answer in time."""
-        loop = asyncio.get_running_loop()
-        lookup = _Lookup(len(shards) * len(chains), loop)
-        calls = [(shard, chain) for chain in chains for shard in shards]
-        for number, (shard, chain) in enumerate(calls):
-            arguments = (shard.version, chain, PROBES_MAX)
-            answer = partial(lookup.answer, number)
-            if not shard.is_ready or not self._link.run("lookup", shard.prefix, arguments, answer):
-                return None
-        timer = loop.call_later(self._deadline_s, lookup.expire, time.monotonic() + self._deadline_s)
-        try:
-            is_answered = await lookup.done
-        finally:
-            timer.cancel()
-        if is_answered:
-            return self._read(namespace, shards, chains, lookup.replies)
-        if lookup.is_late:
-            self.stats.late += 1
-            self._link.suspect()
-        else:
-            self.stats.errors += 1
-        return None
+    def _ask(self, shards: Sequence[Shard], chains: Sequence[PrefixChain]) -> Lookup | None:
+        """Look all chains up in Redis; None where that cannot even be asked."""
+        now_s = time.monotonic()
+        done = asyncio.get_running_loop().create_future()
+        lookup = Lookup(len(shards) * len(chains), now_s + self._deadline_s, done)
+        number = 0
+        for chain in chains:
+            for shard in shards:
+                arguments = (shard.version, chain, PROBES_MAX)
+                answer = partial(lookup.answer, number)
+                if not shard.is_ready or not self._link.run("lookup", shard.prefix, arguments, answer):
+                    return None
+                number += 1
+        self._deadlines.watch(lookup, now_s)
+        return lookup
 
     def _read(
-        self, namespace: Namespace, shards: Sequence[Shard], chains: Sequence[PrefixChain], replies: list[Reply]
+        self,
+        namespace: Namespace,
+        shards: Sequence[Shard],
+        chains: Sequence[PrefixChain],
+        lookup: Lookup,
+        is_answered: bool,
     ) -> tuple[Holding, ...] | None:
+        """Return the holdings of every chain; None where Redis did not answer in time, or something else."""
+        if not is_answered:
+            if lookup.is_late:
+                self.stats.late += 1
+                self._link.suspect()
+            else:
+                self.stats.errors += 1
+            return None
         holdings: list[dict[ReplicaId, int]] = [{} for _ in chains]
         self.probes = 0
-        for number, reply in enumerate(replies):
-            probes = shards[number % len(shards)].read_lookup(reply, holdings[number // len(shards)])
+        for number, reply in enumerate(lookup.replies):
+            try:
+                probes = shards[number % len(shards)].read_lookup(reply, holdings[number // len(shards)])
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                self.stats.errors += 1
+                log.debug("%s answered a lookup with what cannot be read: %r", self._link.describe, error)
+                return None
             if probes is None:  # Redis is another one than the one that we fed
                 self._upkeep.wake()
                 return None
             self.probes += probes
-        if any(shard.is_feeding for shard in shards):
-            for chain, holding in zip(chains, holdings, strict=True):
-                for replica, blocks in self.shadow.holding(namespace, chain).items():
-                    holding[replica] = max(blocks, holding.get(replica, 0))
+        for shard in shards:
+            if shard.is_feeding:
+                self._add_own(namespace, chains, holdings)
+                break
         return tuple(holdings)
+
+    def _add_own(
+        self, namespace: Namespace, chains: Sequence[PrefixChain], holdings: list[dict[ReplicaId, int]]
+    ) -> None:
+        """Add what this router placed, which Redis does not have all yet."""
+        for chain, holding in zip(chains, holdings, strict=True):
+            for replica, blocks in self.shadow.holding(namespace, chain).items():
+                holding[replica] = max(blocks, holding.get(replica, 0))
 
     def _send(self, replica: ReplicaId, writes: list[Write], record: bytes) -> None:
         """Write a replica's bits, and with the last of them its log entry."""
@@ -213,18 +198,18 @@ class RedisIndex:
         if not shard.is_ready or member.token is None:
             shard.mark_stale(member)
             return
-        self._send_next(shard, member, deque(calls(writes) or [[]]), record)
+        self._send_next(shard, member, calls(writes) or [[]], 0, record)
         self._upkeep.is_busy = True
 
-    def _send_next(self, shard: Shard, member: Member, batches: deque[list[Write]], record: bytes) -> None:
+    def _send_next(self, shard: Shard, member: Member, batches: list[list[Write]], number: int, record: bytes) -> None:
         """Send one batch, and the next when it is answered: a long chain must not keep others' lookups waiting."""
-        batch = batches.popleft()
-        arguments = shard.write(member, b"", b"" if batches else record, batch)
+        is_last = number == len(batches) - 1
+        arguments = shard.write(member, b"", record if is_last else b"", batches[number])
         sent_as = member.token
 
         def done(reply: Reply) -> None:
-            if self._upkeep.judge(shard, member, reply) and batches and member.token == sent_as:
-                self._send_next(shard, member, batches, record)
+            if self._upkeep.judge(shard, member, reply) and not is_last and member.token == sent_as:
+                self._send_next(shard, member, batches, number + 1, record)
 
         if not self._link.run("write", shard.prefix, arguments, done):
             self.stats.writes_dropped += 1

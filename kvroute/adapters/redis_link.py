@@ -16,7 +16,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
 from typing import Protocol
 
 import hiredis
@@ -33,7 +32,6 @@ CONNECT_TIMEOUT_S = 1.0
 PATIENCE_S = 3.0  # of background work
 SILENCE_S = 1.0  # without an answer to the PING, a suspected connection is given up
 RETRY_FIRST_S, RETRY_MOST_S = 0.02, 0.5  # the index is to be used again within 2 s of Redis' return
-BIG_ARGUMENT = 4096  # bytes from which on an argument is sent from where it lies, not copied into the command
 
 
 class LinkStats(Struct):
@@ -143,7 +141,7 @@ class ServerLink:
             self.stats.refused += 1
             return False
         self.stats.calls += 1
-        wire.call(_evalsha(name, prefix, arguments), done)
+        wire.call(encode("EVALSHA", script(name).sha, 1, prefix, *arguments), done)
         return True
 
     def suspect(self) -> None:
@@ -153,7 +151,7 @@ class ServerLink:
         self.stats.suspected += 1
         loop = asyncio.get_running_loop()
         self._silence = loop.call_later(SILENCE_S, self._listen, self._wire, self._wire.replies)
-        self._wire.call((b"*1\r\n", encode([b"PING"])), self._answered)
+        self._wire.call(encode("PING"), self._answered)
 
     def _listen(self, wire: Wire, replies: int) -> None:
         """Give a suspected connection up, unless it is only slow: as long as replies come, the PING's will."""
@@ -275,26 +273,3 @@ def check_server(info: bytes, described: str) -> None:
             f"store.url: {described} has maxmemory-policy {policy}, which would drop parts of the index unseen; "
             "set maxmemory-policy to noeviction, or give kvroute a server of its own"
         )
-
-
-def _evalsha(name: str, prefix: bytes, arguments: Sequence[Argument]) -> list[bytes]:
-    """Encode a script call; big arguments stay where they are."""
-    chunks = [b"*%d\r\n" % (len(arguments) + 4), _call_head(name, prefix)]
-    small: list[bytes] = []
-    for argument in arguments:
-        if isinstance(argument, bytes):
-            if len(argument) >= BIG_ARGUMENT:
-                chunks += (b"".join(small) + b"$%d\r\n" % len(argument), argument)
-                small = [b"\r\n"]
-            else:
-                small.append(b"$%d\r\n%b\r\n" % (len(argument), argument))
-        else:
-            data = str(argument).encode()
-            small.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    chunks.append(b"".join(small))
-    return chunks
-
-
-@cache
-def _call_head(name: str, prefix: bytes) -> bytes:
-    return encode(["EVALSHA", script(name).sha, 1, prefix])

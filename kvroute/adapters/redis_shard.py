@@ -65,8 +65,8 @@ class Shard:
 
     def read_registry(self, version: bytes, flat: Sequence[bytes]) -> None:
         """Take over the registry."""
-        self.version = version
         self.tokens = {ReplicaId(flat[i].decode()): flat[i + 1] for i in range(0, len(flat), 2)}
+        self.version = version
         self.name_slots()
 
     def name_slots(self) -> None:
@@ -81,28 +81,35 @@ class Shard:
         member.is_stale = self.is_feeding = True
 
     def read_lookup(self, reply: Reply, holding: dict[ReplicaId, int]) -> int | None:
-        """Add a lookup's answer to `holding`; return its probes, or None where it is of another epoch than ours."""
-        version, registry = reply[0], reply[1]
+        """Add a lookup's answer to `holding`; return its probes, or None where it is of another epoch than ours.
+
+        Raises:
+            AttributeError, LookupError, TypeError, ValueError: it is not what lookup.lua answers.
+        """
+        version, registry, probes = reply[0], reply[1], reply[2]
         if version != self.version:
             if version.partition(b".")[0] != self.epoch:
                 self.is_ready = False
                 return None
             self.read_registry(version, registry or [])
             self.next_beat_s = 0.0
-        replicas, seen, flat = self.replicas, 0, iter(reply)
-        probes = (next(flat), next(flat), next(flat))[2]
-        for depth in flat:
-            seen, slots = _slots_beyond(seen, next(flat))
+        replicas, seen = self.replicas, 0
+        for at in range(3, len(reply), 2):
+            if (depth := reply[at]) < 1:
+                raise ValueError(f"a holder of {depth} blocks")
+            seen, slots = _slots_beyond(seen, reply[at + 1])
             for slot in slots:
                 if (replica := replicas[slot]) is not None:
                     holding[replica] = depth
         return int(probes)
 
-    def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> tuple[Argument, ...]:
+    def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> list[Argument]:
         """Return the arguments of write.lua."""
         assert member.token is not None
-        head = (self.epoch, member.replica, member.token, lease, log, LOG_RECORDS_MAX)
-        return (*head, *(part for one in writes for part in (one.op, one.run.skip, one.run.hashes)))
+        arguments: list[Argument] = [self.epoch, member.replica, member.token, lease, log, LOG_RECORDS_MAX]
+        for one in writes:
+            arguments += (one.op, one.run.skip, one.run.hashes)
+        return arguments
 
 
 @lru_cache(maxsize=16_384)  # the turns of a conversation, and conversations over one prompt, bring the same sets
@@ -117,11 +124,11 @@ def shard_number(replica: ReplicaId, shards: int) -> int:
     return zlib.crc32(replica.encode()) % shards if shards > 1 else 0
 
 
-def pieces(op: bytes, run: Run) -> list[Write]:
+def pieces(write: Write) -> list[Write]:
     """Cut a run into pieces that one script call may write; cleared from its tail, so that it stays a prefix."""
-    size = PIECE_BLOCKS * HASH_BYTES
+    op, run, size = write.op, write.run, PIECE_BLOCKS * HASH_BYTES
     if len(run.hashes) <= size:
-        return [Write(op, run)]
+        return [write]
     cut = [run.hashes[at : at + size] for at in range(0, len(run.hashes), size)]
     cut_writes = [Write(op, Run(run.skip if i == 0 else 0, hashes)) for i, hashes in enumerate(cut)]
     return cut_writes if op == b"+" else cut_writes[::-1]
@@ -131,10 +138,12 @@ def calls(writes: Iterable[Write]) -> list[list[Write]]:
     """Gather writes, in order, into as few calls as may be."""
     gathered: list[list[Write]] = []
     blocks = PIECE_BLOCKS
-    for write in (piece for one in writes for piece in pieces(one.op, one.run)):
-        blocks += len(write.run)
-        if blocks > PIECE_BLOCKS:
-            gathered.append([])
-            blocks = len(write.run)
-        gathered[-1].append(write)
+    for one in writes:
+        for write in pieces(one):
+            size = len(write.run)
+            blocks += size
+            if blocks > PIECE_BLOCKS:
+                gathered.append([])
+                blocks = size
+            gathered[-1].append(write)
     return gathered

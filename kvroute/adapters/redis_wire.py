@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
@@ -24,13 +24,9 @@ CALLS_IN_FLIGHT_MAX = 4096
 BYTES_IN_FLIGHT_MAX = 16 << 20
 
 
-def encode(arguments: Sequence[Argument]) -> bytes:
-    """Encode the arguments of a command in Redis' wire format, without the array header."""
-    parts = []
-    for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+def encode(*arguments: Argument) -> bytes:
+    """Encode a command in Redis' wire format."""
+    return cast(bytes, hiredis.pack_command(cast(Any, arguments)))  # its stub wants a tuple of one
 
 
 # Connecting again loads the scripts, and finds the master.
@@ -55,24 +51,21 @@ class Wire(asyncio.Protocol):
         """Whether so much is under way that nothing more should be sent now."""
         return len(self._waiting) >= CALLS_IN_FLIGHT_MAX or self.bytes_in_flight >= BYTES_IN_FLIGHT_MAX
 
-    def call(self, chunks: Sequence[bytes], done: Done) -> None:
-        """Send one encoded command, in pieces; `done` gets its reply, perhaps at once if the connection is gone."""
+    def call(self, command: bytes, done: Done) -> None:
+        """Send one encoded command; `done` gets its reply, perhaps at once if the connection is gone."""
         if self._transport is None:
             done(ConnectionError("not connected"))
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        size = sum(map(len, chunks))
-        self.bytes_in_flight += size
-        self._out.extend(chunks)
-        self._waiting.append((done, size))
+        self.bytes_in_flight += len(command)
+        self._out.append(command)
+        self._waiting.append((done, len(command)))
 
     async def command(self, *arguments: Argument) -> Reply:
         """Send a command and wait for its reply; an error reply is returned, a broken connection raises."""
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self.call(
-            (b"*%d\r\n" % len(arguments), encode(arguments)), lambda r: None if future.done() else future.set_result(r)
-        )
+        self.call(encode(*arguments), lambda r: None if future.done() else future.set_result(r))
         reply = await future
         if isinstance(reply, ConnectionError):
             raise reply

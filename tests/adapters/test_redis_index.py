@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from kvroute.adapters.index import Namespace
 from kvroute.adapters.redis_index import RedisIndex
+from kvroute.adapters.redis_link import Link
+from kvroute.adapters.redis_wire import Argument, Done
 from kvroute.adapters.store import open_link
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 from kvroute.routing.replica import ReplicaId
@@ -136,6 +139,41 @@ async def test_a_silent_redis_costs_one_deadline_and_is_used_again():
             assert a.stats.late == late
             os.kill(redis.process.pid, signal.SIGCONT)
             await answers(a, chain(1, 2), {R0: 2})
+
+
+class Mumbling:
+    """A real link of which the replies to lookups can be garbled."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.garbled: object = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def run(self, name: str, prefix: bytes, arguments: Sequence[Argument], done: Done) -> bool:
+        is_lookup = name == "lookup" and self.garbled is not None
+        return self._link.run(name, prefix, arguments, (lambda _: done(self.garbled)) if is_lookup else done)
+
+
+async def test_an_answer_that_cannot_be_read_is_answered_locally():
+    """Whatever Redis says to a lookup, the caller gets an answer: the router's own, and the error is counted."""
+    with server() as redis:
+        link = Mumbling(open_link(redis.url))
+        await link.start()
+        index = RedisIndex(link, deployment=fresh_name(), router_id="a", deadline_s=5.0)
+        await index.start()
+        index.join(R0, NS, 100)
+        index.record(R0, chain(1, 2))
+        await answers(index, chain(1, 2), {R0: 2})
+        errors = index.stats.errors
+        for link.garbled in (b"OK", [], [7, 7, 7], [b"", None, 1, b"x", b"y"]):
+            await answers(index, chain(1, 2), {R0: 2}, "local")
+        assert index.stats.errors > errors
+        link.garbled = None
+        await answers(index, chain(1, 2), {R0: 2})
+        await index.close()
+        await link.close()
 
 
 async def test_another_router_takes_an_owner_over():

@@ -52,6 +52,23 @@ def test_another_life_is_nobody(shard):
     assert holding == {R1: 5}
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(None, 7, b"OK", [], [b"e.1"], [7, None, 1], [b"e.1", None, b"x"], [b"e.2", 7, 1], [b"e.2", [b"r0"], 1]),
+        *([b"e.1", None, 1, 5], [b"e.1", None, 1, b"x", b"\x00\x01"], [b"e.1", None, 1, 0, b"\x00\x01"]),
+        *([b"e.1", None, 1, 5, 7], [b"e.1", None, 1, 5, b""], [b"e.1", None, 1, 5, b"\xff\x01"]),
+    ],
+    ids=repr,
+)
+def test_what_is_no_answer_is_refused(shard, reply):
+    """A reply that lookup.lua cannot have given raises what the index expects, and changes no registry."""
+    tokens = dict(shard.tokens)
+    with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
+        shard.read_lookup(reply, {})
+    assert (shard.tokens, shard.version) == (tokens, b"e.1")
+
+
 def test_replicas_spread_over_shards():
     """A replica's shard is a matter of its name alone, and replicas use all of them."""
     numbers = [shard_number(ReplicaId(f"http://10.0.0.{i}:8000"), 4) for i in range(100)]

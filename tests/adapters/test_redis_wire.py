@@ -79,9 +79,9 @@ async def test_what_is_under_way_is_bounded():
     """A connection says when so many bytes are under way that nothing more should be sent."""
     with server() as redis:
         async with wired(redis) as wire:
-            blob, replies = b"$%d\r\n" % (1 << 20) + bytes(1 << 20) + b"\r\n", []
+            command, replies = encode("SET", "k", bytes(1 << 20)), []
             while not wire.is_full:
-                wire.call((b"*3\r\n", encode(["SET", "k"]), blob), replies.append)
+                wire.call(command, replies.append)
             assert 8 <= wire.bytes_in_flight >> 20 <= 32
             await wire.command("PING")
             assert set(replies) == {b"OK"}
