@@ -124,6 +124,7 @@ class Service:
         self._stack.push_async_callback(sharing.close)
         await upstream.start()
         self._stack.push_async_callback(upstream.close)
+        await learner.start()
         self._stack.push_async_callback(learner.close)
         await feeds.start([(replica.url.rstrip("/"), replica.api_key) for replica in config.replicas])
         self._stack.push_async_callback(feeds.close)

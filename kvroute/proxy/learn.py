@@ -1,21 +1,26 @@
 """Tells the index about the blocks that an engine generated: the next turn of a conversation begins with them.
 
-The answer's text is tokenised again behind the prompt, after the client has its answer. The reader claims nothing where
-the count differs from the engine's. A bounded number of answers waits for this; more are let go, which costs a hit.
+The answer's text is tokenised again behind the prompt, after the client has its answer, and only where it completes a
+block. The reader claims nothing where the count differs from the engine's. Answers wait in a bounded queue for one
+task; more are let go, which costs a hit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+
+from msgspec import Struct
 
 from kvroute.adapters.index import Index
 from kvroute.adapters.tokens import PromptReader
-from kvroute.kv.chain import Root
+from kvroute.kv.chain import TOKEN_BYTES, Root
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy import answer as answers
 from kvroute.proxy.relay import Delivery
 from kvroute.proxy.stats import HandlerStats
+from kvroute.routing.demand import Usage
 from kvroute.routing.replica import ReplicaId
 
 log = logging.getLogger("kvroute.learn")
@@ -23,47 +28,78 @@ log = logging.getLogger("kvroute.learn")
 PENDING_MAX = 256
 
 
+class _Lesson(Struct, frozen=True):
+    """An answer that waits to be read."""
+
+    replica: ReplicaId
+    reader: PromptReader
+    prompt: Prompt
+    root: Root
+    delivery: Delivery
+    usage: Usage
+
+
 class Learner:
-    """Owns the tasks that read answers."""
+    """Owns the task that reads answers."""
 
     def __init__(self, index: Index, stats: HandlerStats) -> None:
         self._index = index
         self._stats = stats
-        self._pending: set[asyncio.Task[None]] = set()
+        self._waiting: asyncio.Queue[_Lesson] = asyncio.Queue(PENDING_MAX)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to read what is waiting."""
+        self._task = asyncio.get_running_loop().create_task(self._read_all(), name="kvroute-learn")
 
     async def close(self) -> None:
-        """Let go of what is pending."""
-        for task in self._pending:
-            task.cancel()
-        await asyncio.gather(*self._pending, return_exceptions=True)
+        """Let go of what is waiting."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
 
     async def settled(self) -> None:
-        """Wait until everything that was pending is learnt."""
-        await asyncio.gather(*self._pending)
+        """Wait until everything that was waiting is learnt."""
+        await self._waiting.join()
 
     def learn(self, replica: ReplicaId, reader: PromptReader, prompt: Prompt, root: Root, delivery: Delivery) -> None:
-        """Take an answer in, if there is room."""
-        if delivery.usage is None or not prompt.exact or not (delivery.events or delivery.text):
+        """Take an answer in, if there is something to learn from it, and room."""
+        usage = delivery.usage
+        if usage is None or not (delivery.events or delivery.text) or not completes_block(prompt, usage):
             return
-        if len(self._pending) >= PENDING_MAX:
-            self._stats.answers_not_learnt += 1
-            return
-        task = asyncio.get_running_loop().create_task(self._learn(replica, reader, prompt, root, delivery))
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
-
-    async def _learn(
-        self, replica: ReplicaId, reader: PromptReader, prompt: Prompt, root: Root, delivery: Delivery
-    ) -> None:
-        text = delivery.text or answers.text_of_events(delivery.events)
-        chain = None
         try:
-            if text and delivery.usage is not None:
-                chain = await reader.extend(prompt, text, delivery.usage.completion_tokens, root)
+            self._waiting.put_nowait(_Lesson(replica, reader, prompt, root, delivery, usage))
+        except asyncio.QueueFull:
+            self._stats.answers_not_learnt += 1
+
+    async def _read_all(self) -> None:
+        while True:
+            lesson = await self._waiting.get()
+            try:
+                await self._read(lesson)
+            finally:
+                self._waiting.task_done()
+            if not self._waiting.empty():
+                await asyncio.sleep(0)  # many answers must not hold up requests
+
+    async def _read(self, lesson: _Lesson) -> None:
+        chain, delivery = None, lesson.delivery
+        try:
+            if text := delivery.text or answers.text_of_events(delivery.events):
+                chain = await lesson.reader.extend(lesson.prompt, text, lesson.usage.completion_tokens, lesson.root)
         except Exception:
             log.exception("an answer could not be read; the index does not learn from it")
         if chain is None:
             self._stats.answers_not_learnt += 1
             return
         self._stats.answers_learnt += 1
-        self._index.record(replica, chain)
+        self._index.record(lesson.replica, chain)
+
+
+def completes_block(prompt: Prompt, usage: Usage) -> bool:
+    """Say whether the cache holds more whole blocks after an answer than after its prompt.
+
+    The last sampled token does not count: it was never fed back, so the cache has nothing of it.
+    """
+    return prompt.exact and len(prompt.tail) // TOKEN_BYTES + usage.completion_tokens - 1 >= prompt.block_size

@@ -74,9 +74,7 @@ class Asker:
         return match
 
     def _see(self, prompt: Prompt) -> int:
-        blocks = self._seen.seen_blocks(prompt.chain)
-        self._seen.add(prompt.chain)
-        return min(blocks, prompt.hit_limit_blocks) * prompt.block_size
+        return min(self._seen.see(prompt.chain), prompt.hit_limit_blocks) * prompt.block_size
 
 
 def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, ...], tenant: str) -> Demand:

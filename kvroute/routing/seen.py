@@ -32,24 +32,54 @@ class SeenWindow:
     def __len__(self) -> int:
         return len(self._young | self._old)
 
+    def see(self, chain: PrefixChain) -> int:
+        """Take a chain in and return how many of its leading blocks were seen before; see `seen_blocks` and `add`."""
+        marks = Marks(chain)
+        known = marks.count_in(self._young)
+        seen = known if known == len(marks) else max(known, marks.count_in(self._old))
+        self._add(marks, known)
+        return depth_of(seen)
+
     def seen_blocks(self, chain: PrefixChain) -> int:
         """Return how many leading blocks of a chain were added within the window, or up to STRIDE - 1 fewer."""
-        marks = marks_of(chain)
-        return depth_of(max(count_in(self._young, marks), count_in(self._old, marks)))
+        marks = Marks(chain)
+        return depth_of(max(marks.count_in(self._young), marks.count_in(self._old)))
 
     def add(self, chain: PrefixChain) -> None:
         """Take a chain in; of one that is longer than half the window, the leading part."""
-        marks = marks_of(chain)[: self._half]
-        known = count_in(self._young, marks)
-        if len(self._young) + len(marks) - known > self._half:
+        marks = Marks(chain)
+        self._add(marks, marks.count_in(self._young))
+
+    def _add(self, marks: Marks, known: int) -> None:
+        count = min(len(marks), self._half)
+        if len(self._young) + count - known > self._half:
             self._young, self._old, known = set(), self._young, 0
-        self._young.update(marks[known:])
+        if known < count:
+            self._young.update(marks.between(known, count))
 
 
-def marks_of(chain: PrefixChain) -> list[int]:
-    """Return the hashes of a chain that stand for it."""
-    hashes = hashes_of(chain)
-    return [*hashes[:EXACT_BLOCKS], *hashes[EXACT_BLOCKS + STRIDE - 1 :: STRIDE]]
+class Marks:
+    """The hashes of a chain that stand for it. Views: of a long chain that is known, few are looked at."""
+
+    __slots__ = ("far", "near")
+
+    def __init__(self, chain: PrefixChain) -> None:
+        hashes = hashes_of(chain)
+        self.near = hashes[:EXACT_BLOCKS]
+        self.far = hashes[EXACT_BLOCKS + STRIDE - 1 :: STRIDE]
+
+    def __len__(self) -> int:
+        return len(self.near) + len(self.far)
+
+    def count_in(self, generation: set[int]) -> int:
+        """Return how many leading marks a prefix-closed set contains."""
+        count = leading(generation, self.near)
+        return count + leading(generation, self.far) if count == EXACT_BLOCKS else count
+
+    def between(self, first: int, end: int) -> list[int]:
+        """Return the marks from number `first` up to `end`."""
+        behind = max(0, first - EXACT_BLOCKS), max(0, end - EXACT_BLOCKS)
+        return [*self.near[first:end], *self.far[slice(*behind)]]
 
 
 def depth_of(marks: int) -> int:
@@ -57,8 +87,10 @@ def depth_of(marks: int) -> int:
     return marks + max(0, marks - EXACT_BLOCKS) * (STRIDE - 1)
 
 
-def count_in(generation: set[int], marks: Sequence[int]) -> int:
-    """Return how many leading marks a prefix-closed set contains."""
+def leading(generation: set[int], marks: Sequence[int]) -> int:
+    """Return how many of the first of these marks are in a set that holds, with each of them, those before it."""
     if not marks or marks[0] not in generation:
         return 0
+    if marks[-1] in generation:
+        return len(marks)
     return bisect_left(marks, True, key=lambda mark: mark not in generation)

@@ -181,6 +181,7 @@ async def _router(
         settings=handler_settings or HandlerSettings(),
     )
     await upstream.start()
+    await learner.start()
     listener = Listener(door.handle)
     try:
         url = f"http://127.0.0.1:{await listener.start('127.0.0.1', 0)}"

@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from kvroute.adapters.index import MemoryIndex, namespace_of
 from kvroute.adapters.tokens import PromptReader, open_reader
-from kvroute.kv.chain import root_of
+from kvroute.kv.chain import TokenBytes, chain_of, root_of, tokens_of
 from kvroute.kv.prompt import ChatPrompt, Prompt
-from kvroute.proxy.learn import PENDING_MAX, Learner
+from kvroute.proxy.learn import PENDING_MAX, Learner, completes_block
 from kvroute.proxy.relay import Delivery
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.demand import Usage
@@ -64,10 +66,13 @@ class Lesson:
 
 
 @pytest.fixture
-async def lesson(reader: PromptReader) -> Lesson:
+async def lesson(reader: PromptReader) -> AsyncIterator[Lesson]:
     prompt = await reader.read(CHAT, block_size=SIZE, root=ROOT)
     assert prompt.tokens == 8
-    return Lesson(reader, prompt)
+    lesson = Lesson(reader, prompt)
+    await lesson.learner.start()
+    yield lesson
+    await lesson.learner.close()
 
 
 async def test_stream(lesson: Lesson):
@@ -88,6 +93,31 @@ async def test_answer_in_one_piece(lesson: Lesson):
 async def test_nothing_false_is_claimed(lesson: Lesson, usage: Usage | None, text: str):
     """Where the tokens of the answer cannot be known, nothing is learnt."""
     assert await lesson.learn(usage=usage, text=text) == 0
+
+
+@pytest.mark.parametrize(("completion", "is_read"), [(1, False), (2, False), (3, True)])
+async def test_an_answer_that_completes_no_block_is_not_read(lesson: Lesson, completion: int, is_read: bool):
+    """Only where whole blocks were added is there anything to learn, so only then is an answer looked at."""
+    await lesson.learn(usage=Usage(8, completion), text="ghi"[:completion])
+    assert lesson.stats.answers_learnt == is_read
+    assert lesson.stats.answers_not_learnt == 0
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 8))
+def test_what_completes_a_block(prompt: int, completion: int, size: int):
+    """It is the whole blocks of all tokens but the last that count, with those that the prompt began."""
+    ids = tokens_of(range(prompt))
+    tail = TokenBytes(ids[prompt // size * size * 4 :])
+    made = Prompt(chain_of(ids, size, ROOT), prompt, size, tail)
+    assert completes_block(made, Usage(prompt, completion)) == ((prompt + completion - 1) // size > prompt // size)
+
+
+async def test_an_answer_that_breaks_the_reader_costs_only_itself(lesson: Lesson):
+    """Whatever reading an answer raises, the next answers are learnt."""
+    wrong = Delivery(usage=Usage(8, 4), text=b"no text")
+    lesson.learner.learn(R0, lesson.reader, lesson.prompt, ROOT, wrong)
+    assert await lesson.learn(usage=Usage(8, 4), text="ghij") == 5
+    assert (lesson.stats.answers_learnt, lesson.stats.answers_not_learnt) == (1, 1)
 
 
 async def test_guessed_prompts_teach_nothing(lesson: Lesson):

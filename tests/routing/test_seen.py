@@ -74,3 +74,17 @@ def test_long_chains_are_seen_to_within_a_stride(shared: int, more: int):
     found = window.seen_blocks(chain(*range(shared), *range(2_000, 2_000 + more)))
     assert shared - STRIDE < found <= shared
     assert found == shared or shared > EXACT_BLOCKS
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 3), st.integers(0, 30)), max_size=30), st.integers(2, 200)
+)
+def test_seeing_is_looking_and_then_adding(prompts: list[tuple[int, int, int]], limit: int):
+    """In one step as in two: what was seen before is returned, and the chain is in the window afterwards."""
+    once, twice = SeenWindow(limit), SeenWindow(limit)
+    for shared, branch, more in prompts:
+        prompt = chain(*range(shared), *range(1_000 * branch, 1_000 * branch + more))
+        seen = twice.seen_blocks(prompt)
+        twice.add(prompt)
+        assert once.see(prompt) == seen
+    assert (once._young, once._old) == (twice._young, twice._old)
