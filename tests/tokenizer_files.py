@@ -57,3 +57,8 @@ def _fetch(package: str, directory: Path) -> None:
 def load_tokenizer(family: str) -> Tokenizer:
     """Load a family's tokenizer once per test process."""
     return Tokenizer(read_model(tokenizer_directory(family)))
+
+
+def load_templates(family: str) -> dict[str, str]:
+    """Return a family's chat templates by name."""
+    return dict(read_model(tokenizer_directory(family)).templates)

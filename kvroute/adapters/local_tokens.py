@@ -11,12 +11,15 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import msgspec
+
 from kvroute.adapters.approximate import estimate_tokens
 from kvroute.adapters.known_texts import EMPTY, KnownTexts
+from kvroute.adapters.known_turns import KnownTurns
 from kvroute.adapters.render import CannotRender, Renderer
 from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
 from kvroute.kv.chain import TOKEN_BYTES, Grown, PrefixChain, Root, grow
-from kvroute.kv.prompt import ChatPrompt, Prompt, TextPrompt
+from kvroute.kv.prompt import ChatPrompt, Prompt, TextPrompt, WrittenChat
 
 INLINE_BYTES = {"fastokens": 16_384, "tokenizers": 1_024}  # of new text, about 300 microseconds
 POOL_THREADS = 2
@@ -35,7 +38,9 @@ class LocalTokens:
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None, limit_bytes: int) -> None:
         self.tokenizer = tokenizer
         self.anchor = None if renderer is None else tokenizer.anchor_for(_sample_text(renderer))
-        self.known = KnownTexts(self.anchor, limit_bytes)
+        turns = None if renderer is None else KnownTurns(renderer, tokenizer, limit_bytes // 2)
+        self.turns = turns if turns is not None and turns.anchors else None
+        self.known = KnownTexts(self.anchor, limit_bytes if self.turns is None else limit_bytes // 2)
         self._renderer = renderer
         self._inline_bytes = INLINE_BYTES[tokenizer.library]
         self._pool: ThreadPoolExecutor | None = None
@@ -68,6 +73,22 @@ class LocalTokens:
         whole = await self._grown(rendered.text, source.add_special_tokens, block_size, root)
         return Prompt(whole.chain, whole.tokens, block_size, whole.tail)
 
+    async def read_turns(self, chat: WrittenChat, block_size: int, root: Root) -> Prompt | None:
+        """Return the prompt of a chat by what is new in it; None where it has to be decoded and read whole."""
+        try:
+            unread = self.turns.find(chat, block_size, root) if self.turns is not None else None
+            if unread is None or self.turns is None:
+                return None
+            encoded = await self._encode(unread.texts, sum(len(text.encode()) for text in unread.texts))
+        except (CannotRender, msgspec.DecodeError, ValueError, RecursionError):  # the other way says what is wrong
+            return None
+        grown = unread.start
+        for boundary, ids in zip(unread.boundaries, encoded, strict=False):  # none where everything is known
+            grown = grow(grown, ids, block_size, root)
+            self.turns.add(boundary, grown)
+        whole = grow(grown, unread.foot_ids, block_size, root)
+        return Prompt(whole.chain, whole.tokens, block_size, whole.tail)
+
     async def extend(self, prompt: Prompt, answer: str, completion_tokens: int, root: Root) -> PrefixChain | None:
         """Return the chain of a prompt and its answer as the engine's cache holds it, or None where it is not certain.
 
@@ -85,6 +106,16 @@ class LocalTokens:
         held_tokens = completion_tokens - 1  # of the answer
         start = Grown(prompt.chain, prompt.tail, prompt.tokens)
         return grow(start, added[: held_tokens * TOKEN_BYTES], prompt.block_size, root).chain
+
+    @property
+    def hits(self) -> int:
+        """Prompts of which a start was known."""
+        return self.known.hits + (self.turns.hits if self.turns else 0)
+
+    @property
+    def misses(self) -> int:
+        """Prompts that were wholly new."""
+        return self.known.misses + (self.turns.misses if self.turns else 0)
 
     async def _before_media(self, chat: ChatPrompt, text: str, block_size: int, root: Root) -> Prompt:
         """Return a prompt whose chain ends at the last anchor before media: what comes behind may depend on it."""

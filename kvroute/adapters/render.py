@@ -9,8 +9,8 @@ developer messages in `renderers/hf.py`; the end of `continue_final_message` is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from jinja2 import TemplateError
 from msgspec import Struct
@@ -24,7 +24,11 @@ from kvroute.adapters.conversation import (
     without_developer,
 )
 from kvroute.adapters.template import ChatTemplate
+from kvroute.adapters.turnwise import TurnTemplate, turns_of
 from kvroute.kv.prompt import ChatPrompt
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MEDIA_MARK = "\ue000kvroute:media\ue001"  # private-use characters: no client has a reason to send them
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's: a template that shows it shows the same here
@@ -36,6 +40,34 @@ class Rendered(Struct, frozen=True):
 
     text: str
     is_whole: bool = True  # False: ends before the first media item
+
+
+class Opening(Struct, frozen=True):
+    """What chats share that differ in their messages only, for a template that renders turn by turn."""
+
+    template: ChatTemplate
+    turns: TurnTemplate
+    variables: dict[str, Any]
+
+    def first(self, message: Message) -> tuple[str, int]:
+        """Return the text up to the end of the first message, and what `later` counts on from."""
+        return _tried(self.turns.first, self.variables, self._prepared([message])[0])
+
+    def later(self, messages: list[Message], before: int) -> str:
+        """Return the text of messages that are not the first; `before`: turns that the template counted so far."""
+        return _tried(self.turns.turns, self.variables, self._prepared(messages), before)
+
+    def foot(self) -> str:
+        """Return the text behind the messages."""
+        return _tried(self.turns.foot, self.variables)
+
+    def _prepared(self, messages: list[Message]) -> list[Message]:
+        if has_media(messages):
+            raise CannotRender("media are rendered with the whole chat")
+        prepared = conversation_of(messages, as_parts=self.template.wants_parts)
+        if not self.template.knows_developers and any(message["role"] == "developer" for message in prepared):
+            raise CannotRender("developer messages are merged with those of the whole chat")
+        return prepared
 
 
 class Renderer:
@@ -51,7 +83,23 @@ class Renderer:
 
     def __init__(self, templates: Mapping[str, str], variables: Mapping[str, Any]) -> None:
         self._templates = {name: ChatTemplate(source) for name, source in templates.items()}
+        self._turns = {name: turns_of(source) for name, source in templates.items()}
         self._variables = dict(variables)
+
+    def opening_of(self, chat: ChatPrompt) -> Opening | None:
+        """Return what chats with these fields share, whatever their messages; None where chats are rendered whole.
+
+        Raises:
+            CannotRender: as `render` does.
+        """
+        if chat.chat_template is not None or chat.continue_final_message:
+            return None
+        variables = _arguments_of(chat)
+        name = self._template_name(variables.get("tools"))
+        turns = self._turns[name]
+        if turns is None or variables["continue_final_message"]:
+            return None
+        return Opening(self._templates[name], turns, {**self._variables, **variables})
 
     def render(self, chat: ChatPrompt) -> Rendered:
         """Return the text that the engine tokenises for a chat, up to the first media item.
@@ -62,7 +110,7 @@ class Renderer:
         if chat.chat_template is not None:
             raise CannotRender("the request brings its own template, which engines only take with a flag")
         variables = _arguments_of(chat)
-        template = self._template_for(variables.get("tools"))
+        template = self._templates[self._template_name(variables.get("tools"))]
         if not has_media(chat.messages):
             return Rendered(self._text(template, chat, variables, None))
         marked = self._text(template, chat, variables, MEDIA_MARK)
@@ -71,11 +119,11 @@ class Renderer:
             certain = _common_start(certain, self._text(template, chat, variables, None))
         return Rendered(certain, is_whole=False)
 
-    def _template_for(self, tools: Any) -> ChatTemplate:
+    def _template_name(self, tools: Any) -> str:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise CannotRender("the model has no chat template")
-        return self._templates[name]
+        return name
 
     def _text(self, template: ChatTemplate, chat: ChatPrompt, variables: dict[str, Any], mark: str | None) -> str:
         messages = conversation_of(chat.messages, as_parts=template.wants_parts, mark=mark)
@@ -84,11 +132,15 @@ class Renderer:
         if not template.knows_developers and any(message["role"] == "developer" for message in messages):
             messages = without_developer(messages)
         final = _open_final(messages) if variables["continue_final_message"] else None
-        try:
-            text = template.render({**self._variables, **variables, "messages": messages})
-        except Exception as error:  # the border to a model's own program: it may run into anything
-            raise CannotRender(f"the template refused the chat: {error}") from error
+        text = _tried(template.render, {**self._variables, **variables, "messages": messages})
         return text if final is None else _cut_open(text, final)
+
+
+def _tried(render: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return render(*args, **kwargs)
+    except Exception as error:  # the border to a model's own program: it may run into anything
+        raise CannotRender(f"the template refused the chat: {error}") from error
 
 
 def _common_start(one: str, other: str) -> str:

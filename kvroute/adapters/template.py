@@ -122,6 +122,7 @@ class ChatTemplate:
         self.source = source
         self.knows_developers = '"developer"' in source or "'developer'" in source
         self._compiled = ENVIRONMENT.from_string(source)
+        self._compiled.globals = dict(ENVIRONMENT.globals)  # a plain dict: each rendering copies it
 
     def render(self, variables: dict[str, Any]) -> str:
         """Return the text of a conversation. Raises whatever the template's own code runs into."""

@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
 from jinja2 import TemplateError
 
 from kvroute.adapters.approximate import approximate
@@ -29,12 +30,13 @@ from kvroute.adapters.replica_tokens import Ask, CannotAsk, ReplicaTokens
 from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
 from kvroute.errors import ConfigError
 from kvroute.kv.chain import PrefixChain, Root, TokenBytes, grow, root_of
-from kvroute.kv.prompt import ChatPrompt, Prompt, PromptSource, TextPrompt, TokenPrompt
+from kvroute.kv.prompt import ChatPrompt, Prompt, PromptSource, TextPrompt, TokenPrompt, WrittenChat
 
 Mode = Literal["local", "replica", "approximate"]
 
 LOCAL_LIMIT_BYTES = 64 << 20  # texts that were tokenised before
 REPLICA_LIMIT_BYTES = 32 << 20  # whole prompts that a replica tokenised
+BYTES_PER_TOKEN = 4  # of what cannot be read
 WHOLE = 1 << 24  # a block size that no prompt fills: all of its tokens are in its tail
 PROBE_TEXT = TextPrompt(" ".join(text for text in SAMPLES if text))
 PROBE_CHAT = ChatPrompt(
@@ -68,12 +70,12 @@ class PromptReader:
     @property
     def cache_hits(self) -> int:
         """Prompts of which a start (local) or the whole (replica) was known."""
-        return (self._local.known.hits if self._local else 0) + (self._replica.hits if self._replica else 0)
+        return (self._local.hits if self._local else 0) + (self._replica.hits if self._replica else 0)
 
     @property
     def cache_misses(self) -> int:
         """Prompts that were wholly new."""
-        return (self._local.known.misses if self._local else 0) + (self._replica.misses if self._replica else 0)
+        return (self._local.misses if self._local else 0) + (self._replica.misses if self._replica else 0)
 
     @property
     def ask_failures(self) -> int:
@@ -96,6 +98,8 @@ class PromptReader:
         """Return the prompt of a request. Never fails: what no door can read becomes text chunks."""
         if isinstance(source, TokenPrompt):
             return _prompt(source.ids, block_size, root)
+        if isinstance(source, WrittenChat):
+            return await self._read_written(source, block_size, root)
         local, replica = self._doors(source)
         try:
             if local is not None:
@@ -106,6 +110,18 @@ class PromptReader:
             pass  # counted below; the engine says itself what is wrong with the request, if anything is
         self.approximated += 1
         return approximate(source, block_size, root)
+
+    async def _read_written(self, chat: WrittenChat, block_size: int, root: Root) -> Prompt:
+        if self.mode == "local" and self._local is not None:
+            prompt = await self._local.read_turns(chat, block_size, root)
+            if prompt is not None:
+                return prompt
+        try:
+            decoded = chat.decoded()
+        except (msgspec.DecodeError, RecursionError):  # the engine says so itself
+            self.approximated += 1
+            return Prompt(PrefixChain(b""), chat.size_bytes // BYTES_PER_TOKEN, block_size, exact=False)
+        return await self.read(decoded, block_size=block_size, root=root)
 
     async def extend(self, prompt: Prompt, answer: str, completion_tokens: int, root: Root) -> PrefixChain | None:
         """Return the chain of a prompt and its generated answer as the engine's cache holds it after the answer.

@@ -53,14 +53,17 @@ class Grown(Struct, frozen=True):
 
 def grow(start: Grown, ids: bytes, block_size: int, root: Root) -> Grown:
     """Add tokens to a beginning that was made with the same block size and root; only what is new is hashed."""
-    parent = int.from_bytes(start.chain[-HASH_BYTES:], "little") if start.chain else root
     waiting = start.tail + ids
+    tokens = start.tokens + len(ids) // TOKEN_BYTES
+    if len(waiting) < block_size * TOKEN_BYTES:  # no new block: nothing to hash, and a long chain is not copied
+        return Grown(start.chain, TokenBytes(waiting), tokens)
+    parent = int.from_bytes(start.chain[-HASH_BYTES:], "little") if start.chain else root
     hashes = extend(parent, waiting, block_size)
     hashed_bytes = len(hashes) // HASH_BYTES * block_size * TOKEN_BYTES
     return Grown(
         chain=PrefixChain(start.chain + hashes),
         tail=TokenBytes(waiting[hashed_bytes:]),
-        tokens=start.tokens + len(ids) // TOKEN_BYTES,
+        tokens=tokens,
     )
 
 

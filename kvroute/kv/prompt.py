@@ -1,14 +1,16 @@
 """A prompt before and after it became a chain.
 
-`PromptSource` is what a request says (messages, text, token ids); `Prompt` is what routing needs of it. The step
-between the two, rendering and tokenising, needs files and engines and lives in `adapters`.
+`PromptSource` is what a request says (messages as values or as they were written, text, token ids); `Prompt` is what
+routing needs of it. The step between the two, rendering and tokenising, needs files and engines and lives in
+`adapters`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from kvroute.kv.chain import PrefixChain, TokenBytes
 
@@ -27,6 +29,32 @@ class ChatPrompt(Struct, frozen=True):
     reasoning_effort: str | None = None
 
 
+class WrittenChat(Struct, frozen=True):
+    """A conversation as the client wrote it: messages that were read before need not be decoded again."""
+
+    messages: list[Raw]  # at least one; JSON that refers to the request's body, so nothing may keep it for long
+    tools: Raw  # JSON, "null" for none
+    fields: ChatPrompt  # everything else; its messages and tools say nothing
+
+    @property
+    def size_bytes(self) -> int:
+        """How much was written."""
+        return sum(memoryview(written).nbytes for written in (self.tools, *self.messages))
+
+    def decoded(self) -> ChatPrompt:
+        """Return the conversation as values.
+
+        Raises:
+            DecodeError: a message or a tool is no object, or holds what no decoder takes.
+        """
+        messages = [msgspec.json.decode(message, type=dict[str, Any]) for message in self.messages]
+        return msgspec.structs.replace(self.fields, messages=messages, tools=self.decoded_tools())
+
+    def decoded_tools(self) -> list[dict[str, Any]] | None:
+        """Return the tools as values. Raises DecodeError as well."""
+        return msgspec.json.decode(self.tools, type=list[dict[str, Any]] | None)
+
+
 class TextPrompt(Struct, frozen=True):
     """Plain text of a completion request."""
 
@@ -40,7 +68,7 @@ class TokenPrompt(Struct, frozen=True):
     ids: TokenBytes
 
 
-PromptSource = ChatPrompt | TextPrompt | TokenPrompt
+PromptSource = ChatPrompt | WrittenChat | TextPrompt | TokenPrompt
 
 
 class Prompt(Struct, frozen=True):

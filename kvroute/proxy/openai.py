@@ -1,7 +1,8 @@
 """What routing needs of a request body, and the few bodies that the router writes itself. OpenAI's shapes.
 
-A body is decoded once, for the fields that decide where it goes; the bytes are forwarded as they came. Whatever the
-engine itself would refuse (no messages, a bad type, two prompts in one field) is not refused here: it becomes a request
+A body is decoded once, for the fields that decide where it goes; the bytes are forwarded as they came. Messages and
+tools are only found, not decoded: most of them were read with an earlier turn (see `WrittenChat`). Whatever the engine
+itself would refuse (no messages, a bad type, two prompts in one field) is not refused here: it becomes a request
 without a prompt, and the engine answers in its own words. Only what is no JSON at all is turned away, because nothing
 can be read from it.
 
@@ -16,11 +17,11 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 
 from kvroute.errors import BadRequest, KvrouteError
 from kvroute.kv.chain import tokens_of
-from kvroute.kv.prompt import ChatPrompt, PromptSource, TextPrompt, TokenPrompt
+from kvroute.kv.prompt import ChatPrompt, PromptSource, TextPrompt, TokenPrompt, WrittenChat
 from kvroute.routing.replica import ModelCard
 
 Kind = Literal["chat", "completion", "other", "form"]
@@ -74,7 +75,6 @@ class _Body(Struct):
     """Chats and completions together. `Any`: a wrong type is the engine's to refuse."""
 
     model: Any = None
-    messages: Any = None
     prompt: Any = None
     stream: Any = False
     stream_options: Any = UNSET
@@ -82,7 +82,6 @@ class _Body(Struct):
     max_tokens: Any = UNSET
     max_completion_tokens: Any = None
     cache_salt: Any = None
-    tools: Any = None
     documents: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
@@ -99,6 +98,13 @@ class _Body(Struct):
     prompt_embeds: Any = None  # stands for the prompt
     suffix: Any = None  # fill in the middle, rendered by the model's own code
     kv_transfer_params: Any = None  # may bring token ids that stand for the messages
+
+
+class _Chat(_Body):
+    """A chat whose messages are a list."""
+
+    messages: list[Raw] = []
+    tools: Raw = Raw(b"null")
 
 
 class _Named(Struct):
@@ -119,7 +125,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Inf
     if kind == "other":
         named = _decode(body, _Named)
         return Inference(kind=kind, model=_text(named.model), guessed_tokens=len(body) // BYTES_PER_TOKEN)
-    fields = _decode(body, _Body)
+    fields: _Body = _decode(body, _Chat, _Body) if kind == "chat" else _decode(body, _Body)
     sources = () if _hides_prompt(fields) else _chat(fields) if kind == "chat" else _prompts(fields)
     return Inference(
         kind=kind,
@@ -135,11 +141,11 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Inf
     )
 
 
-def _decode(body: bytes, kind: type[Any]) -> Any:
+def _decode(body: bytes, kind: type[Any], looser: type[Any] | None = None) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError:  # JSON, but no object
-        return kind()
+    except msgspec.ValidationError:  # JSON, but no object, or not with such fields
+        return kind() if looser is None else _decode(body, looser)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return kind() if _engine_can_read(body) else _refuse(body, error)
 
@@ -171,9 +177,10 @@ def _hides_prompt(fields: _Body) -> bool:
 
 
 def _chat(fields: _Body) -> tuple[PromptSource, ...]:
+    if not isinstance(fields, _Chat):
+        return ()
     understood = (
-        _are_objects(fields.messages)
-        and (fields.tools is None or _are_objects(fields.tools))
+        bool(fields.messages)
         and (fields.documents is None or _are_objects(fields.documents))
         and isinstance(fields.chat_template, str | None)
         and isinstance(fields.chat_template_kwargs, dict | None)
@@ -181,19 +188,17 @@ def _chat(fields: _Body) -> tuple[PromptSource, ...]:
     )
     if not understood:
         return ()
-    return (
-        ChatPrompt(
-            messages=fields.messages,
-            tools=fields.tools,
-            documents=fields.documents,
-            chat_template=fields.chat_template,
-            chat_template_kwargs=fields.chat_template_kwargs,
-            add_generation_prompt=fields.add_generation_prompt is not False,
-            continue_final_message=fields.continue_final_message is True,
-            add_special_tokens=fields.add_special_tokens is True,
-            reasoning_effort=fields.reasoning_effort,
-        ),
+    others = ChatPrompt(
+        messages=[],
+        documents=fields.documents,
+        chat_template=fields.chat_template,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=fields.continue_final_message is True,
+        add_special_tokens=fields.add_special_tokens is True,
+        reasoning_effort=fields.reasoning_effort,
     )
+    return (WrittenChat(fields.messages, fields.tools, others),)
 
 
 def _prompts(fields: _Body) -> tuple[PromptSource, ...]:

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
@@ -43,6 +43,7 @@ def rendered(template, variables):
         return type(error).__name__
 
 
+@settings(deadline=None)
 @given(values, reads, st.sampled_from(["", "|length", " is defined", " is none", "|string|upper", "()"]))
 def test_short_ways_change_nothing(value, read, end):
     """Whatever a template reads of a value, the text or the error is that of the plain sandbox."""

@@ -6,12 +6,13 @@ import json
 from array import array
 
 import pytest
+from msgspec import Raw
 
 from kvroute.adapters.replica_tokens import ReplicaTokens
 from kvroute.adapters.tokens import PROBE_CHAT, PROBE_TEXT, WHOLE, PromptReader, open_reader
 from kvroute.errors import ConfigError, ReplicaBroke
 from kvroute.kv.chain import Root, chain_of, tokens_of
-from kvroute.kv.prompt import ChatPrompt, TextPrompt, TokenPrompt
+from kvroute.kv.prompt import ChatPrompt, TextPrompt, TokenPrompt, WrittenChat
 from tests.small_model import write_small_model
 
 ROOT, BLOCK = Root(3), 4
@@ -215,3 +216,31 @@ def test_the_probes_show_differences():
     """What is compared with a replica has turns, a system message, other scripts, spaces and numbers."""
     reader = PromptReader(None, ReplicaTokens("m", asker(), 1), mode="replica", why="")
     assert (reader.mode, len(PROBE_CHAT.messages) > 3, len(PROBE_TEXT.text) > 300) == ("replica", True, True)
+
+
+def as_written(chat, **fields):
+    return WrittenChat([Raw(json.dumps(message).encode()) for message in chat], Raw(b"null"), ChatPrompt([], **fields))
+
+
+@pytest.mark.parametrize("setting", ["model", "none"])
+@pytest.mark.parametrize("fields", [{}, {"chat_template": "x"}, {"continue_final_message": True}])
+async def test_a_written_chat_is_read_like_its_values(model, setting, fields):
+    """Through every door, the prompt does not depend on whether the messages came decoded."""
+    reader = await open_reader(model if setting == "model" else "none", None, "m", asker([7]))
+    for chat in (HI.messages, [*HI.messages, {"role": "assistant", "content": "hello"}]):
+        source = as_written(chat, **fields)
+        assert await read(reader, source) == await read(reader, source.decoded())
+
+
+async def test_a_written_chat_that_cannot_be_decoded_has_a_size(model):
+    """Nothing is known of it but its length; the engine says what is wrong with it."""
+    reader = await open_reader(model, None, "m", None)
+    prompt = await read(reader, as_written([*HI.messages, 5, "x" * 390]))
+    assert (prompt.chain, prompt.exact, reader.approximated) == (b"", False, 1)
+    assert prompt.tokens > 100
+
+
+async def test_numbers_of_any_size_are_read(model):
+    """Template variables may be numbers that no machine word holds."""
+    reader = await open_reader(model, None, "m", None)
+    assert (await read(reader, as_written(HI.messages, chat_template_kwargs={"n": 10**30}))).exact

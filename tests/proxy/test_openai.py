@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvroute.errors import BadRequest, NoReplica
 from kvroute.kv.chain import tokens_of
-from kvroute.kv.prompt import ChatPrompt, TextPrompt, TokenPrompt
+from kvroute.kv.prompt import ChatPrompt, TextPrompt, TokenPrompt, WrittenChat
 from kvroute.proxy.openai import PROMPTS_MAX, ROUTES, Inference, error_body, models_body, parse, unknown_model
 from kvroute.routing.replica import ModelCard
 
@@ -45,7 +45,9 @@ def test_chat():
     prompt = ChatPrompt(
         MESSAGES, [{"type": "function"}], [{"text": "x"}], "{{ x }}", {"thinking": True}, False, True, True, "high"
     )
-    assert (found.model, found.sources, found.kind) == ("m", (prompt,), "chat")
+    [source] = found.sources
+    assert isinstance(source, WrittenChat)
+    assert (found.model, source.decoded(), found.kind) == ("m", prompt, "chat")
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,7 @@ def test_prompts_that_something_else_decides(fields: dict[str, object]):
     assert read(COMPLETION, prompt="a", **fields).sources == ()
 
 
-@pytest.mark.parametrize(
-    "messages", [None, [], "Hi", {"role": "user"}, ["Hi"], [{"role": "user"}, 5]], ids=lambda value: json.dumps(value)
-)
+@pytest.mark.parametrize("messages", [None, [], "Hi", {"role": "user"}], ids=lambda value: json.dumps(value))
 def test_messages_that_the_engine_refuses(messages: object):
     """A shape that the engine refuses is forwarded, without a prompt and with a guess of its size."""
     found = read(CHAT, model="m", messages=messages, padding="x" * 400)
