@@ -111,9 +111,9 @@ class Owner:
                 change = self.residency.correct(chain, blocks)
             else:
                 change = self.residency.record(chain)
-                self.evictions += sum(map(len, change.evicted))
-            writes += [Write(b"-", run) for run in change.evicted]
+                self.evictions += sum(map(len, change.evicted)) if change.evicted else 0
             for run in change.evicted:
+                writes.append(Write(b"-", run))
                 cleared.add(run.blocks)
             if change.stored is None:
                 continue

@@ -38,7 +38,7 @@ SWEEP_BUCKETS = 256
 RETIRED_MAX = 1024
 SAME_RESTART_S = 10.0  # within this, a replica that left here and was begun anew elsewhere is one restart
 
-_REFUSALS = (b"E", b"T", b"F", b"L")
+_REFUSALS = (b"E", b"T", b"F", b"L")  # see write.lua
 
 
 class Upkeep:
@@ -82,14 +82,14 @@ class Upkeep:
         if isinstance(reply, Exception):
             self._stats.errors += 1
             shard.mark_stale(member)
+        elif reply not in _REFUSALS:
+            return True
         elif reply == b"L":
             self._stats.writes_dropped += 1
         elif reply == b"E":
             shard.is_ready = False
-        elif reply in (b"T", b"F"):
-            shard.next_beat_s = 0.0
         else:
-            return True
+            shard.next_beat_s = 0.0
         self.wake()
         return False
 

@@ -26,6 +26,7 @@ from kvroute.routing.replica import ReplicaId
 log = logging.getLogger("kvroute.learn")
 
 PENDING_MAX = 256
+TURN_ANSWERS = 8  # read one after another before requests have their turn; together they are one write to Redis
 
 
 class _Lesson(Struct, frozen=True):
@@ -75,13 +76,13 @@ class Learner:
 
     async def _read_all(self) -> None:
         while True:
-            lesson = await self._waiting.get()
-            try:
-                await self._read(lesson)
-            finally:
-                self._waiting.task_done()
-            if not self._waiting.empty():
-                await asyncio.sleep(0)  # many answers must not hold up requests
+            for _ in range(TURN_ANSWERS):
+                lesson = await self._waiting.get()
+                try:
+                    await self._read(lesson)
+                finally:
+                    self._waiting.task_done()
+            await asyncio.sleep(0)
 
     async def _read(self, lesson: _Lesson) -> None:
         chain, delivery = None, lesson.delivery
