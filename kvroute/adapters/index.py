@@ -140,7 +140,7 @@ class MemoryIndex:
             return None
         change = member[1].record(chain) if held_blocks is None else member[1].correct(chain, held_blocks)
         lost = sum(map(len, change.evicted)) if change.evicted else 0
-        self.stats.blocks += (len(change.stored) if change.stored else 0) - lost
+        self.stats.blocks += (0 if change.stored is None else len(change.stored)) - lost
         if held_blocks is None:
             self.stats.records += 1
             self.stats.evictions += lost

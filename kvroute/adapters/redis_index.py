@@ -123,7 +123,8 @@ class RedisIndex:
             return
         self.stats.records += 1
         self.stats.blocks = self.shadow.stats.blocks
-        self._send(replica, [Write(b"+", change.stored)] if change.stored else [], sent(chain, change.held))
+        writes = [] if change.stored is None else [Write(b"+", change.stored)]
+        self._send(replica, writes, sent(chain, change.held))
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""

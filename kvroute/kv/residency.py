@@ -113,7 +113,8 @@ class Residency:
             node = self._grow(node, chain[at:end])
         self._touch(node)
         stored = Run((at // HASH_BYTES) % GROUP_BLOCKS, chain[_group_start(at) : end]) if at < end else None
-        return Change(at // HASH_BYTES, stored, tuple(self._evict()))
+        evicted = tuple(self._evict()) if self._used > self.capacity_blocks else ()
+        return Change(at // HASH_BYTES, stored, evicted)
 
     def correct(self, chain: PrefixChain, held_blocks: int) -> Change:
         """Note that the replica holds only the first `held_blocks` blocks of the chain, and so nothing below them."""
@@ -190,8 +191,8 @@ class Residency:
             if child is None:
                 break
             node = child
-            if node.end <= end and chain[at : node.end] == node.hashes:
-                at = node.end
+            if at + len(node.hashes) <= end and chain.startswith(node.hashes, at):
+                at += len(node.hashes)
                 continue
             at += common_bytes(chain[at:end], node.hashes)
             break
