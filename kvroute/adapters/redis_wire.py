@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -22,11 +22,29 @@ Argument = bytes | int | str
 
 CALLS_IN_FLIGHT_MAX = 4096
 BYTES_IN_FLIGHT_MAX = 16 << 20
+BIG_ARGUMENT_BYTES = 8_192  # from here on, copying costs more than a piece of its own
 
 
-def encode(*arguments: Argument) -> bytes:
-    """Encode a command in Redis' wire format."""
-    return cast(bytes, hiredis.pack_command(cast(Any, arguments)))  # its stub wants a tuple of one
+def encode(*arguments: Argument) -> list[bytes]:
+    """Encode a command in Redis' wire format. Big arguments are pieces of their own, which are not copied."""
+    for argument in arguments:
+        if type(argument) is bytes and len(argument) >= BIG_ARGUMENT_BYTES:
+            return _in_pieces(arguments)
+    return [cast(bytes, hiredis.pack_command(cast(Any, arguments)))]  # its stub wants a tuple of one
+
+
+def _in_pieces(arguments: Sequence[Argument]) -> list[bytes]:
+    pieces: list[bytes] = []
+    small = b"*%d\r\n" % len(arguments)
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        small += b"$%d\r\n" % len(data)
+        if len(data) >= BIG_ARGUMENT_BYTES:
+            pieces += (small, data)
+            small = b"\r\n"
+        else:
+            small += data + b"\r\n"
+    return [*pieces, small]
 
 
 # Connecting again loads the scripts, and finds the master.
@@ -51,16 +69,17 @@ class Wire(asyncio.Protocol):
         """Whether so much is under way that nothing more should be sent now."""
         return len(self._waiting) >= CALLS_IN_FLIGHT_MAX or self.bytes_in_flight >= BYTES_IN_FLIGHT_MAX
 
-    def call(self, command: bytes, done: Done) -> None:
+    def call(self, command: Sequence[bytes], done: Done) -> None:
         """Send one encoded command; `done` gets its reply, perhaps at once if the connection is gone."""
         if self._transport is None:
             done(ConnectionError("not connected"))
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        self.bytes_in_flight += len(command)
-        self._out.append(command)
-        self._waiting.append((done, len(command)))
+        size = sum(map(len, command))
+        self.bytes_in_flight += size
+        self._out.extend(command)
+        self._waiting.append((done, size))
 
     async def command(self, *arguments: Argument) -> Reply:
         """Send a command and wait for its reply; an error reply is returned, a broken connection raises."""

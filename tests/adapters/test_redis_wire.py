@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 
 import hiredis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvroute.adapters.redis_link import open_wire
 from kvroute.adapters.redis_url import parse_redis_url
-from kvroute.adapters.redis_wire import Wire, encode
+from kvroute.adapters.redis_wire import BIG_ARGUMENT_BYTES, Wire, encode
 from tests.redis_servers import Server, server
 
 
@@ -24,6 +26,17 @@ async def wired(redis: Server) -> AsyncIterator[Wire]:
     finally:
         wire.abort()
         await lost.wait()
+
+
+@given(st.lists(st.binary(max_size=40) | st.text(max_size=40) | st.integers(), min_size=1, max_size=6), st.data())
+def test_big_arguments_are_not_copied(arguments: list[bytes | int | str], data: st.DataObject):
+    """A command is the same bytes whether or not it is cut around its big arguments, which lie in it as they are."""
+    big = bytes(BIG_ARGUMENT_BYTES)
+    for at in data.draw(st.lists(st.integers(0, len(arguments)), max_size=3)):
+        arguments.insert(at, big)
+    pieces = encode(*arguments)
+    assert b"".join(pieces) == hiredis.pack_command(tuple(arguments))
+    assert sum(piece is big for piece in pieces) == arguments.count(big)
 
 
 async def test_replies_come_in_the_order_of_the_calls():
