@@ -53,8 +53,11 @@ def modality_of(part: Any) -> str | None:
 
 def has_media(messages: Iterable[Any]) -> bool:
     """Return whether any message carries an image, audio, video or embeddings."""
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    return any(any(map(modality_of, content)) for content in contents if isinstance(content, list))
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and any(map(modality_of, content)):
+            return True
+    return False
 
 
 def conversation_of(messages: Sequence[Any], *, as_parts: bool, mark: str | None = None) -> list[Message]:

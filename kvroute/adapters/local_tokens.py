@@ -146,16 +146,16 @@ class LocalTokens:
 
     async def _encode(self, texts: list[str], size_bytes: int) -> list[bytes]:
         try:
-            return await self._encode_somewhere(texts, size_bytes)
+            if self._pool is None or size_bytes <= self._inline_bytes or self._waiting >= POOL_WAITING_MAX:
+                return self.tokenizer.encode_parts(texts)
+            return await self._encode_in(self._pool, texts)
         except ValueError as error:  # half of a surrogate pair, or a library that gives up on a text
             raise CannotRender(f"the text cannot be tokenised: {error}") from error
 
-    async def _encode_somewhere(self, texts: list[str], size_bytes: int) -> list[bytes]:
-        if self._pool is None or size_bytes <= self._inline_bytes or self._waiting >= POOL_WAITING_MAX:
-            return self.tokenizer.encode_parts(texts)
+    async def _encode_in(self, pool: ThreadPoolExecutor, texts: list[str]) -> list[bytes]:
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self.tokenizer.encode_parts, texts)
+            return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.encode_parts, texts)
         finally:
             self._waiting -= 1
 

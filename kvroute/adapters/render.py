@@ -62,9 +62,9 @@ class Opening(Struct, frozen=True):
         return _tried(self.turns.foot, self.variables)
 
     def _prepared(self, messages: list[Message]) -> list[Message]:
+        prepared = conversation_of(messages, as_parts=self.template.wants_parts)
         if has_media(messages):
             raise CannotRender("media are rendered with the whole chat")
-        prepared = conversation_of(messages, as_parts=self.template.wants_parts)
         if not self.template.knows_developers and any(message["role"] == "developer" for message in prepared):
             raise CannotRender("developer messages are merged with those of the whole chat")
         return prepared

@@ -26,6 +26,7 @@ from kvroute.adapters.template import ENVIRONMENT
 
 MESSAGES, LOOP = "messages", "loop"
 BEFORE = "kvroute_turns_before"  # how often the loop ran for earlier messages
+GLOBALS = dict(ENVIRONMENT.globals)
 IMPURE = {"strftime_now", "lipsum", "cycler", "joiner", "self", "super", "caller", BEFORE}
 STATEMENTS = (
     nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign, nodes.Scope, nodes.Continue, nodes.Break,
@@ -55,17 +56,21 @@ class TurnTemplate(Struct, frozen=True):
 
     def first(self, variables: dict[str, Any], message: Any) -> tuple[str, int]:
         """Return what stands before the second message, and how often the loop ran for the first one: 0 or 1."""
-        context = self._first.new_context({**variables, MESSAGES: [message]})
-        text = ENVIRONMENT.concat(self._first.root_render_func(context))
-        return text, context.vars[BEFORE]
+        return _run(self._first, {**GLOBALS, **variables, MESSAGES: [message]})
 
     def turns(self, variables: dict[str, Any], messages: list[Any], before: int) -> str:
         """Return the text of later messages; `before`: how often the loop ran for those that came earlier."""
-        return self._turns.render({**variables, MESSAGES: messages, BEFORE: before})
+        return _run(self._turns, {**GLOBALS, **variables, MESSAGES: messages, BEFORE: before})[0]
 
     def foot(self, variables: dict[str, Any]) -> str:
         """Return what stands behind the messages."""
-        return self._foot.render({**variables, MESSAGES: (None,)})  # not empty is all that it may ask
+        return _run(self._foot, {**GLOBALS, **variables, MESSAGES: (None,)})[0]  # not empty is all that it may ask
+
+
+def _run(template: Template, values: dict[str, Any]) -> tuple[str, int]:
+    """Return a part's text, and the count of turns that it set; a context that shares its values saves two copies."""
+    context = template.new_context(values, shared=True)
+    return "".join(template.root_render_func(context)), context.vars.get(BEFORE, 0)
 
 
 def turns_of(source: str) -> TurnTemplate | None:
@@ -93,7 +98,7 @@ def _compiled(body: list[nodes.Node]) -> Template:
     for node in tree.find_all(nodes.Node):
         node.lineno = node.lineno or 1
     assert isinstance(tree, nodes.Template)
-    return Template.from_code(ENVIRONMENT, ENVIRONMENT.compile(tree), dict(ENVIRONMENT.globals))
+    return Template.from_code(ENVIRONMENT, ENVIRONMENT.compile(tree), GLOBALS)
 
 
 class _Counting(NodeTransformer):
