@@ -20,6 +20,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvroute needs Python 3.11 or newer, and " \
 	  "$(PYTHON) is %d.%d. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@echo "installing into $(VENV): a minute, or some where the network is slow"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,load]'
 	@touch $@

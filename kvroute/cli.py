@@ -17,6 +17,7 @@ import click
 from kvroute import __version__
 from kvroute.errors import ConfigError
 
+POLICIES = ("kvroute", "round-robin", "random", "least-request", "power-of-two")
 LAZY = {"size": "kvroute.cli_size:size"}  # commands that live in modules of their own: name -> module:attribute
 
 
@@ -46,11 +47,11 @@ def main() -> None:
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="YAML file; see config/kvroute.yaml.")
 @click.option("--host", help="Address of the public listener.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port of the public listener, 0 = any free one.  [default: 8000]")
-@click.option("--admin-port", type=int, help="Port of the admin listener, on loopback.  [default: 8001]")
+@click.option("--admin-port", type=int, help="Port of the admin listener.  [default: 8001]")
 @click.option("--redis", "redis_url", metavar="URL", help="Shared store; without it a private server is started.")
 @click.option("--index", "index_kind", type=click.Choice(["memory", "redis"]), help="Where the index lives.")
 @click.option("--tokenizer", metavar="auto|DIR|none", help="How prompts become tokens.  [default: auto]")
-@click.option("--policy", help="How a replica is chosen.  [default: kvroute]")
+@click.option("--policy", metavar="|".join(POLICIES), help="How a replica is chosen.  [default: kvroute]")
 @click.option("--show-config", is_flag=True, help="Print the settings that would be used, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details.")
 def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: bool, **flags: Any) -> None:
@@ -87,7 +88,10 @@ def replica(**options: Any) -> None:
     """Run a simulated vLLM replica: its HTTP surface, cache and speed, without a GPU."""
     from kvroute.fake.server import run_replica
 
-    _run(run_replica(**options))
+    try:
+        _run(run_replica(**options))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
 
 
 @main.command()

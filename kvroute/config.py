@@ -232,6 +232,8 @@ def _put(tree: dict[str, Any], name: str, value: Any) -> None:
 def _explain(message: str) -> str:
     """Turn msgspec's message into a setting's path, the fault and, for an unknown key, the keys that exist."""
     what, _, path = message.partition(" - at ")
+    if what == "Expected `object`, got `str`" and "replicas" in path:
+        what += "; write `- url: http://HOST:PORT`"
     dotted = re.sub(r"^\$\.?", "", path.strip("`")) or "top level"
     if match := re.search(r"unknown field `(.+?)`", what):
         section = _section(dotted)

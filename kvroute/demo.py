@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,6 +51,7 @@ async def _demo(console: Console, replicas: int, requests: int, port: int, admin
     stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    _check_ports(port, admin_port)
     reports: dict[str, dict[str, Any]] = {}
     for policy in ("round-robin", "kvroute"):
         last = policy == "kvroute"
@@ -62,8 +65,23 @@ async def _demo(console: Console, replicas: int, requests: int, port: int, admin
             if last:
                 _show(console, reports, url, admin)
                 if not leave:
+                    body = '{"model": "sim", "messages": [{"role": "user", "content": "Hello"}]}'
+                    console.print(f"try       curl {url}/v1/chat/completions -d '{body}'", soft_wrap=True)
                     console.print("Press Ctrl-C to stop.")
                     await stop.wait()
+
+
+def _check_ports(*ports: int) -> None:
+    """Find out before any work whether the listeners of the last part can be had."""
+    for port, flag in zip(ports, ("--port", "--admin-port"), strict=True):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise DemoFailed(
+                    f"port {port}: {error.strerror}; choose another with `kvroute demo {flag} N`"
+                ) from None
 
 
 async def _until(stop: asyncio.Event, work: Any) -> Any:
@@ -100,9 +118,10 @@ async def _pool(console: Console, replicas: int, policy: str, ports: tuple[int, 
 
 async def _start(processes: list[asyncio.subprocess.Process], *command: str) -> str:
     """Start a kvroute command and return the line that it prints when it serves."""
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - the process keeps it; it has no name to be left behind
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvroute", *command,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True,
     )  # fmt: skip
     processes.append(process)
     assert process.stdout is not None
@@ -111,7 +130,10 @@ async def _start(processes: list[asyncio.subprocess.Process], *command: str) -> 
     except TimeoutError:
         raise DemoFailed(f"`kvroute {command[0]}` did not start in {START_TIMEOUT_S:.0f} s") from None
     if not line:
-        raise DemoFailed(f"`kvroute {' '.join(command)}` ended at once; run it by hand to see why")
+        await process.wait()
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip().splitlines()
+        raise DemoFailed(f"`kvroute {command[0]}` ended at once: {said[-1] if said else 'it said nothing'}")
     return line.decode().strip()
 
 

@@ -37,13 +37,13 @@ class ReplicaClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    async def healthy(self) -> bool:
-        """Return whether /health says 200. False also where nothing answers."""
+    async def ailment(self) -> str:
+        """Return why /health does not say 200, "" where it does."""
         try:
             await self._read("GET", "/health", ANSWER_BYTES_MAX)
-        except ReplicaFailed:
-            return False
-        return True
+        except ReplicaFailed as error:
+            return str(error)
+        return ""
 
     async def cards(self) -> tuple[ModelCard, ...]:
         """Return what /v1/models lists.

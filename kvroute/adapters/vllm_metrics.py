@@ -30,6 +30,7 @@ _GAUGES = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
 }
+_COUNTERS = ("prefix_queries", "prompt_tokens", "generation_tokens")
 _CONFIG = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
 _WANTED = (*_GAUGES, _CONFIG, _START)
@@ -51,6 +52,20 @@ class Page(Struct, frozen=True):
 
     engines: tuple[EngineReport, ...]
     started_s: float | None = None  # Unix time at which the server process started: another value is another life
+
+    def is_new_life(self, before: Page) -> bool:
+        """Return whether the server was restarted since an earlier page.
+
+        Its start time says so. Where a page has none (several API servers share one page), a total that fell does:
+        no counter of a living engine falls.
+        """
+        if self.started_s is not None and before.started_s is not None:
+            return self.started_s != before.started_s
+        totals, totals_before = self._totals(), before._totals()
+        return any(totals.get(key, 0) < total for key, total in totals_before.items())
+
+    def _totals(self) -> dict[tuple[int, str], int]:
+        return {(report.engine, name): getattr(report.load, name) for report in self.engines for name in _COUNTERS}
 
 
 def read_page(text: str, now: float) -> Page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,6 +22,7 @@ class ReplicaMetrics(Collector):
         self._replica = replica
         self._labels = ("0", model)
         self._ended = dict.fromkeys(FINISH_REASONS, 0)
+        self._started_s = time.time()  # this replica's, which may share its process with others
 
     def ended(self, reason: str) -> None:
         """Count an answer that ended; clients that left are not counted, as at vLLM."""
@@ -52,6 +54,9 @@ class ReplicaMetrics(Collector):
             yield family
         yield self._success()
         yield self._cache_config()
+        yield GaugeMetricFamily(
+            "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)

@@ -123,7 +123,12 @@ async def run_replica(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
-    runner, url = await serve_replica(app, host, port)
+    try:
+        runner, url = await serve_replica(app, host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"port: cannot listen on {host}:{port}: {error.strerror or error}; choose another, or 0 for any free one"
+        ) from None
     try:
         print(f"kvroute replica {model} serving on {url}", flush=True)
         await stopped.wait()

@@ -97,7 +97,7 @@ class Admin:
 
     def _set_draining(self, request: web.Request, flag: bool) -> web.Response:
         known = [replica.id for replica in self._fleet.replicas()]
-        id = ReplicaId(request.query.get("replica", ""))
+        id = ReplicaId(request.query.get("replica", "").rstrip("/"))
         if id not in known:
             message = f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}"
             return web.json_response({"error": {"message": message, "param": "replica"}}, status=404)

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
+from kvroute.adapters.model_files import find_model
 from kvroute.adapters.sized import Sized, sized
 from kvroute.adapters.store import Store, open_store
 from kvroute.adapters.upstream import Upstream, UpstreamSettings
@@ -85,6 +86,8 @@ class Service:
 
     async def _start(self) -> None:
         config, catalogue, account = self.config, Catalogue(), Account()
+        if config.tokenizer not in ("auto", "none"):
+            find_model(config.tokenizer, None, "", {})  # a directory without a tokenizer stops the start
         store = await self._open_store()
         feeds = Feeds(
             fleet=self.fleet,

@@ -22,7 +22,7 @@ from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.adapters.sized import Sized
 from kvroute.adapters.tokens import PromptReader, open_reader
 from kvroute.adapters.vllm_metrics import Page
-from kvroute.errors import ReplicaBroke, ReplicaFailed
+from kvroute.errors import ConfigError, ReplicaBroke, ReplicaFailed
 from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import ModelCard, Replica, ReplicaId
@@ -214,7 +214,7 @@ class Watcher:
         self._cards_due = 0.0
         self._scrape_due = 0.0
         self._forgive_due = 0.0
-        self._started_s: float | None = None
+        self._life: Page | None = None  # the last scrape: a server that restarted shows in the next one
         self._trouble = ""
 
     def serves(self, model: str) -> bool:
@@ -227,7 +227,7 @@ class Watcher:
             try:
                 await self._round()
                 self._say("")
-            except ReplicaFailed as error:
+            except (ReplicaFailed, ConfigError) as error:
                 self._feeds.stats.scrape_errors += 1
                 self._say(str(error))
             except Exception:
@@ -237,13 +237,17 @@ class Watcher:
             await asyncio.sleep(min(self._settings.health_interval_s, self._settings.metrics_interval_s))
 
     async def _round(self) -> None:
-        ok = await self.client.healthy()
+        ailment = await self.client.ailment()
+        ok = not ailment
         if not ok and not self.known:
-            raise ReplicaBroke(f"{self.url} is not healthy yet", replica=self.url)
+            raise ReplicaBroke(f"{self.url} is not healthy yet: {ailment}", replica=self.url)
         changed = self._health.observe(ok)
         if changed:
             self._feeds.stats.health_changes += 1
-            log.info("%s is %s", self.url, "healthy" if ok else "unhealthy")
+            if ok:
+                log.info("%s is healthy", self.url)
+            else:
+                log.warning("%s is unhealthy: %s", self.url, ailment)
         now = time.monotonic()
         restarted = False
         if ok and (now >= self._scrape_due or not self.known):
@@ -272,7 +276,7 @@ class Watcher:
         """Take in models and metrics; return whether the server was restarted since the last time."""
         page = await self.client.page(now)
         self._feeds.stats.scrapes += 1
-        restarted = self._started_s is not None and page.started_s != self._started_s
+        restarted = self._life is not None and page.is_new_life(self._life)
         if not self._cards or restarted or now >= self._cards_due:
             self._cards = await self.client.cards()
             self._cards_due = now + CARDS_EVERY_S
@@ -282,7 +286,7 @@ class Watcher:
             for id in self.known:
                 self._index.leave(id)
             self.known.clear()
-        self._started_s = page.started_s
+        self._life = page
         await self._sync(page, now)
         return restarted
 

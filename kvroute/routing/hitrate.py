@@ -35,14 +35,14 @@ class Shares(Struct, frozen=True):
     known_seen_tokens: int
     known_reachable_tokens: int
     known_predicted_tokens: int
-    generated_tokens: int  # hits on blocks of earlier answers, apart from all figures above
+    generated_tokens: int  # of `delivered_tokens`: hits on blocks of earlier answers that nobody could foresee
     completion_tokens: int
     hit_rate: float | None  # delivered / prompt
     seen_share: float | None  # seen / prompt
     reachable_share: float | None  # reachable / prompt
     predicted_share: float | None  # predicted / prompt
-    delivered_of_reachable: float | None
-    predicted_of_delivered: float | None  # near 1 where the index tells the truth
+    delivered_of_reachable: float | None  # delivered without generated / reachable
+    predicted_of_delivered: float | None  # the same delivered; near 1 where the index tells the truth
     lost_to_eviction_tokens: int  # seen - reachable
     lost_to_routing_tokens: int  # reachable - predicted
     lost_to_index_tokens: int  # predicted - delivered; negative where the engine held more than was known
@@ -104,17 +104,18 @@ def shares_of(sums: dict[str, int]) -> Shares:
     full = {name: sums.get(name, 0) for name in SUMS}
     prompt, reachable, delivered = full["prompt_tokens"], full["reachable_tokens"], full["delivered_tokens"]
     known_predicted = full["known_predicted_tokens"]
+    of_prompts = delivered - full["generated_tokens"]  # hits on blocks that an earlier prompt had brought
     return Shares(
         **full,
         hit_rate=ratio(delivered, full["known_prompt_tokens"]),
         seen_share=ratio(full["seen_tokens"], prompt),
         reachable_share=ratio(reachable, prompt),
         predicted_share=ratio(full["predicted_tokens"], prompt),
-        delivered_of_reachable=ratio(delivered, full["known_reachable_tokens"]),
-        predicted_of_delivered=ratio(known_predicted, delivered),
+        delivered_of_reachable=ratio(of_prompts, full["known_reachable_tokens"]),
+        predicted_of_delivered=ratio(known_predicted, of_prompts),
         lost_to_eviction_tokens=full["seen_tokens"] - reachable,
         lost_to_routing_tokens=reachable - full["predicted_tokens"],
-        lost_to_index_tokens=known_predicted - delivered,
+        lost_to_index_tokens=known_predicted - of_prompts,
     )
 
 

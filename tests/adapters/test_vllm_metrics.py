@@ -68,6 +68,22 @@ def test_decode_context_parallel_block():
     assert read_page(text, 0.0).engines[0].block_size == 32
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_new"),
+    [
+        ("process_start_time_seconds 5\n", "process_start_time_seconds 5\n", False),
+        ("process_start_time_seconds 5\n", "process_start_time_seconds 6\n", True),
+        ('vllm:prompt_tokens_total{engine="0"} 10\n', 'vllm:prompt_tokens_total{engine="0"} 10\n', False),
+        ('vllm:prompt_tokens_total{engine="0"} 10\n', 'vllm:prompt_tokens_total{engine="0"} 9\n', True),
+        ('vllm:prompt_tokens_total{engine="1"} 10\n', 'vllm:prompt_tokens_total{engine="0"} 20\n', True),
+        ("up 1\n", "up 1\n", False),
+    ],
+)
+def test_restart(before, after, is_new):
+    """A restart shows in the start time of the process, or where there is none in a total that fell."""
+    assert read_page(after, 1.0).is_new_life(read_page(before, 0.0)) is is_new
+
+
 def test_page_without_engines():
     """A page of another server holds no engine, and is no error."""
     assert read_page("up 1\nprocess_start_time_seconds 12.5\n", 0.0).engines == ()

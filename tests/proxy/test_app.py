@@ -107,3 +107,31 @@ async def test_unknown_gpu_stops_the_start():
     """A GPU that nobody knows is refused at once, with the known names."""
     with pytest.raises(ConfigError, match="h200"):
         await Service(settings(["http://127.0.0.1:9"], hardware__gpu="h2000")).start()
+
+
+async def test_restarted_replica_holds_nothing():
+    """After a restart on the same port nothing of the old life is predicted."""
+    async with running_pool(1, proxy__expose_prediction=True) as pool:
+        runner, url = pool.replicas[0]
+        text = "all of this was computed before " * 40
+        for _ in range(2):
+            answer = await pool.chat(text)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        await runner.cleanup()
+        port = int(url.rpartition(":")[2])
+        pool.replicas[0] = await serve_replica(build_replica(speed=100.0, kv_tokens=8192), port=port)
+        (_, before) = await pool.admin("/metrics")
+        assert "kvroute_feeds_restarts_total 0.0" in before
+        async with asyncio.timeout(WAIT_S):
+            while "kvroute_feeds_restarts_total 1.0" not in (await pool.admin("/metrics"))[1]:
+                await asyncio.sleep(0.02)
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+        async with pool.http.post(pool.service.url + "/v1/chat/completions", json=body) as reply:
+            assert reply.headers["x-kvroute-predicted-tokens"] == "0"
+            assert (await reply.json())["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_tokenizer_that_is_not_there_stops_the_start():
+    """A named directory without a tokenizer is refused before anything listens."""
+    with pytest.raises(ConfigError, match="tokenizer: /nowhere holds no"):
+        await Service(settings(["http://127.0.0.1:9"], tokenizer="/nowhere")).start()

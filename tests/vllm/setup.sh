@@ -7,7 +7,7 @@
 #   KVROUTE_TORCH       what pip is told to install as torch (torch==2.13.0+cpu)
 #   PYTHON              the interpreter (python3.11 if there is one, else python3)
 #
-# torch 2.13.0+cpu for Python 3.11 suits machines where pip finds that file by itself, as the build machines do. It is
+# torch 2.13.0+cpu for Python 3.11 suits machines where pip finds that file by itself. It is
 # not on PyPI. Elsewhere, or for another Python, tell pip where PyTorch's CPU wheels are; PyTorch's install page names
 # the index for the platform "CPU":
 #
