@@ -2,15 +2,16 @@
 
     python benchmarks/overhead.py [--quick]
 
-Router and relay share one core and take turns, round by round; load and engines run on another. Both relay the same
-requests. CPU is what the process itself used by the scheduler's clock; the store's is printed apart, for it can run
-anywhere. The engines cost less than either and state for each request the usage that a real engine would.
+Router and relay share one core and take turns, round by round; load, engines and store run on another, as a store does
+in production. Both relay the same requests. CPU is what the process itself used by the scheduler's clock; the store's is
+printed apart. The engines cost less than either and state for each request the usage that a real engine would.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -69,6 +70,8 @@ class Bench:
         pinned(self.router, ROUTER_CORE)
         self.router_port = int(self.router.url.rpartition(":")[2])
         self.stores = [pid for pid in descendants(self.router.pid) if is_store(pid)]
+        for store in self.stores:  # as in production: Redis has a core of its own, or at least not the router's
+            os.sched_setaffinity(store, LOAD_CORE)
 
     def round(self, kind: Kind, conversations: int, seed: int) -> dict[str, float]:
         """Send the same requests through both, in an order that flips each round; CPU seconds a request or chunk."""
