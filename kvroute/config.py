@@ -46,6 +46,8 @@ class ReplicaSettings(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         check_url(self.url, ("http", "https"))
+        if self.api_key is not None:
+            check_key(self.api_key, "api_key")
 
 
 class StoreSettings(Settings, frozen=True):
@@ -106,6 +108,12 @@ class TenantSettings(Settings, frozen=True):
     keys: dict[str, str] = {}
     header: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, key in self.keys.items():
+            check_key(key, f"the key of {name!r}")
+        if len(set(self.keys.values())) < len(self.keys):
+            raise ValueError("two tenants have the same key; give each its own")
+
 
 class FeedSettings(Settings, frozen=True):
     """How replicas are watched."""
@@ -133,6 +141,16 @@ class Config(Settings, frozen=True):
     drain_timeout_s: Seconds = 30.0
 
 
+def check_key(key: str, what: str) -> None:
+    """Refuse what cannot be sent in a header, and what anybody could guess.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"{what} must be printable ASCII without spaces, and not empty")
+
+
 def check_url(url: str, schemes: tuple[str, ...]) -> None:
     """Refuse a URL of another scheme, or without what that scheme needs.
 
@@ -146,6 +164,8 @@ def check_url(url: str, schemes: tuple[str, ...]) -> None:
         if not parts.path:
             raise ValueError(f"{url!r} names no socket; write unix:///run/redis.sock")
         return
+    if re.search(r"\s", url) or (parts.scheme.startswith("http") and (parts.query or parts.fragment or parts.username)):
+        raise ValueError(f"{url!r} has more than scheme, host, port and path; a key goes into api_key")
     if not parts.hostname:
         raise ValueError(f"{url!r} names no host; write {parts.scheme}://HOST:PORT")
     if "sentinel" in parts.scheme or "cluster" in parts.scheme:
@@ -169,8 +189,8 @@ def load(path: Path | None, env: Mapping[str, str] = os.environ, overrides: Mapp
     """
     tree = _read(path) if path else {}
     for name, text in sorted(env.items()):
-        if name.startswith(ENV_PREFIX) and "__" in name:
-            _put(tree, name[len(ENV_PREFIX) :].lower().replace("__", "."), _yaml(text, name))
+        if path_of := _setting_of(name):
+            _put(tree, path_of, _yaml(text, name))
     for name, value in (overrides or {}).items():
         _put(tree, name, value)
     try:
@@ -178,6 +198,15 @@ def load(path: Path | None, env: Mapping[str, str] = os.environ, overrides: Mapp
     except msgspec.ValidationError as error:
         where = str(path) if path else "settings"
         raise ConfigError(f"{where}: {_explain(str(error))}") from None
+
+
+def _setting_of(name: str) -> str | None:
+    """Return the dotted path that a variable sets, None where it is not ours. Names of tenants keep their case."""
+    if not name.startswith(ENV_PREFIX):
+        return None
+    parts = name[len(ENV_PREFIX) :].split("__")
+    parts[:2] = [part.lower() for part in parts[:2]]
+    return ".".join(parts) if len(parts) > 1 or parts[0] in Config.__struct_fields__ else None
 
 
 def dump(config: Config) -> str:
@@ -215,6 +244,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _yaml(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply to be settings") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 

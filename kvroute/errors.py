@@ -65,10 +65,11 @@ class ReplicaFailed(KvrouteError):
     kind = "BadGatewayError"
     retryable = True
 
-    def __init__(self, message: str, *, replica: str, bytes_sent: bool = False) -> None:
+    def __init__(self, message: str, *, replica: str, bytes_sent: bool = False, answered: bool = False) -> None:
         super().__init__(message)
         self.replica = replica
         self.bytes_sent = bytes_sent
+        self.answered = answered  # it said so itself, in HTTP: perhaps the request's fault, if every replica says it
 
 
 class ReplicaUnreachable(ReplicaFailed):

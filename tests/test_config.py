@@ -45,6 +45,8 @@ def test_file_then_environment_then_flags(tmp_path):
     """A flag beats the environment, which beats the file."""
     path = write(tmp_path, "listen: {port: 1}\nrouting: {policy: random}\nadmin: {port: 7}\n")
     env = {"KVROUTE_LISTEN__PORT": "2", "KVROUTE_ADMIN__PORT": "3", "KVROUTE_CACHE": "x", "OTHER__PORT": "9"}
+    assert load(None, env={"KVROUTE_TOKENIZER": "none"}).tokenizer == "none"
+    assert load(None, env={"KVROUTE_TENANTS__KEYS__MyTeam": "k"}).tenants.keys == {"MyTeam": "k"}
     config = load(path, env=env, overrides={"listen.port": 4})
     assert (config.listen.port, config.admin.port, config.routing.policy) == (4, 3, "random")
 
@@ -68,6 +70,14 @@ def test_file_then_environment_then_flags(tmp_path):
         ("- a", ["mapping"]),
         ("a: [", ["YAML"]),
         ("proxy: {idle_timeout_s: 0}", ["proxy.idle_timeout_s"]),
+        ("tenants: {keys: {a: ''}}", ["tenants", "'a'", "not empty"]),
+        ("tenants: {keys: {a: x, b: x}}", ["tenants", "same key"]),
+        ("replicas: [{url: 'http://a', api_key: 'ключ'}]", ["replicas[0]", "api_key", "ASCII"]),
+        ("replicas: [{url: 'http://a', api_key: \"x\\r\\ny\"}]", ["replicas[0]", "api_key"]),
+        ("replicas: [{url: 'http://a b:1'}]", ["replicas[0]", "scheme, host, port"]),
+        ("replicas: [{url: 'http://u:p@a:1/x?y'}]", ["replicas[0]", "api_key"]),
+        ("replicas: [http://a:1]", ["replicas[0]", "- url: http://HOST:PORT"]),
+        ("[" * 3000, ["nested too deeply"]),
     ],
 )
 def test_refused(tmp_path, text, words):

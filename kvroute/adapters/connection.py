@@ -219,13 +219,13 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         answer.heard = True
-        if not answer.status:
+        if not answer.status or self._headers:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._break(answer, f"its answer is not HTTP: {error}")
-        if not answer.status and self._head_bytes > HEAD_LIMIT_BYTES:
+        if self._head_bytes > HEAD_LIMIT_BYTES and (self._headers or not answer.status):
             self._break(answer, f"its headers are larger than {HEAD_LIMIT_BYTES} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -44,6 +44,8 @@ def modality_of(part: Any) -> str | None:
     if not isinstance(part, dict):
         return None
     kind = part.get("type")
+    if not isinstance(kind, str | None):
+        return None  # whatever it is, the engine refuses it or ignores it
     if kind in TEXT_FIELDS or kind == "tool_reference":
         return None
     if kind in MODALITIES:
@@ -133,8 +135,10 @@ def _joined(parts: list[dict[str, Any]], mark: str | None) -> str:
 def _add_fields(prepared: Message, message: Message) -> None:
     role = prepared["role"]
     if role == "assistant":
-        if message.get("tool_calls"):
-            prepared["tool_calls"] = [_tool_call_of(call) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise CannotRender("tool_calls is no list")
+            prepared["tool_calls"] = [_tool_call_of(call) for call in calls]
         reasoning = message.get("reasoning")
         reasoning = message.get("reasoning_content") if reasoning is None else reasoning
         if reasoning is not None:

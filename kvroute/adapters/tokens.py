@@ -13,6 +13,7 @@ a replica once, at its start, and steps back to the replica where they differ.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from typing import Literal
@@ -31,6 +32,8 @@ from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
 from kvroute.errors import ConfigError
 from kvroute.kv.chain import PrefixChain, Root, TokenBytes, grow, root_of
 from kvroute.kv.prompt import ChatPrompt, Prompt, PromptSource, TextPrompt, TokenPrompt, WrittenChat
+
+log = logging.getLogger("kvroute.tokens")
 
 Mode = Literal["local", "replica", "approximate"]
 
@@ -108,6 +111,8 @@ class PromptReader:
                 return _prompt(await replica.ids_of(source), block_size, root)
         except (CannotRender, CannotAsk):
             pass  # counted below; the engine says itself what is wrong with the request, if anything is
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError):
+            log.warning("a prompt of an unforeseen shape is read as text", exc_info=True)
         self.approximated += 1
         return approximate(source, block_size, root)
 

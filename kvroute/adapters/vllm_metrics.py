@@ -11,6 +11,7 @@ official parser sees the rest, which keeps a scrape under a millisecond.
 from __future__ import annotations
 
 from collections import defaultdict
+from math import isfinite
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,6 +35,7 @@ _COUNTERS = ("prefix_queries", "prompt_tokens", "generation_tokens")
 _CONFIG = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
 _WANTED = (*_GAUGES, _CONFIG, _START)
+DIGITS_MAX = 15  # of a size in tokens or blocks; a longer number is no size
 PAGE_BYTES_MAX = 16 << 20
 
 
@@ -108,7 +110,8 @@ def _wanted_lines(text: str) -> str:
 
 def _report(engine: int, values: dict[str, float], config: dict[str, str], engines: int, now: float) -> EngineReport:
     fraction = values.pop("kv_used_fraction", 0.0)
-    counts = {field: int(value) for field, value in values.items()}
+    fraction = min(max(fraction, 0.0), 1.0) if isfinite(fraction) else 0.0
+    counts = {field: int(value) for field, value in values.items() if isfinite(value)}
     block_size = _number(config, "effective_attention_block_size") or _number(config, "block_size")
     return EngineReport(
         engine=engine,
@@ -132,4 +135,4 @@ def _capacity(config: dict[str, str], block_size: int | None, engines: int) -> i
 
 def _number(labels: dict[str, str], name: str) -> int | None:
     text = labels.get(name, "None")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else None

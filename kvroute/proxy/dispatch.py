@@ -111,6 +111,7 @@ class Dispatch:
         spliced = with_usage(body, inference) if self._settings.ask_for_usage else None
         errand = Errand(exchange, body if spliced is None else spliced, spliced is not None, inference, visit)
         failed: dict[ReplicaId, ReplicaFailed] = {}
+        doubtful: list[Lease] = []  # of replicas that answered with an error of theirs: is it the request's fault?
         while True:
             try:
                 lease = await self._place(question, failed.keys())
@@ -122,9 +123,13 @@ class Dispatch:
             try:
                 with lease:
                     await self._attempt(lease, question, errand)
+                for other in doubtful if exchange.status == 200 else ():
+                    other.blame()
                 return
             except ReplicaFailed as error:
                 failed[lease.replica.id] = error
+                if error.answered and error.status not in BUSY:
+                    doubtful.append(lease)
                 late = self._clock() - visit.arrived_s > self._settings.retry_within_s
                 if late or visit.attempts >= self._settings.attempts_max:
                     raise
@@ -195,7 +200,7 @@ class Dispatch:
             delivery = await self._delivery(lease, errand)
             served = errand.exchange.status == 200
         except ReplicaFailed as error:
-            if error.status in BUSY:
+            if error.answered:  # blamed later, if at all
                 lease.refuse(self._clock())
             else:
                 lease.finish(Outcome.FAILED, self._clock())
@@ -281,6 +286,7 @@ def entry_of(lease: Lease, question: Question, usage: Usage | None) -> Entry:
         reachable=max(question.reachable_tokens, predicted),
         predicted=predicted,
         delivered=delivered,
-        generated_hits=max(0, (delivered or 0) - question.seen_tokens),
+        # Text chunks and the engine's tokens are not to be compared: only exact prompts tell what was generated.
+        generated_hits=max(0, (delivered or 0) - question.seen_tokens) if question.demand.exact else 0,
         completion_tokens=usage.completion_tokens if usage is not None else 0,
     )

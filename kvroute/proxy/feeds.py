@@ -248,6 +248,7 @@ class Watcher:
                 log.info("%s is healthy", self.url)
             else:
                 log.warning("%s is unhealthy: %s", self.url, ailment)
+            self._cards_due = 0.0  # it may have come back with other models
         now = time.monotonic()
         restarted = False
         if ok and (now >= self._scrape_due or not self.known):

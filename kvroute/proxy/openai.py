@@ -48,6 +48,8 @@ ROUTES: dict[str, Kind] = {  # inference only: management routes share the /v1/ 
 }
 PROMPTS_MAX = 1024  # in one request; a longer list is routed by load alone
 COMPLETION_TOKENS = 16  # vLLM's bound for a completion that names none
+COUNT_MAX = 1 << 31  # a larger bound is the engine's to refuse
+LOOSE_BYTES_MAX = 64 << 10  # of a body that is no standard JSON and is looked at all the same; a few milliseconds
 BYTES_PER_TOKEN = 4  # to guess the size of a prompt that is not understood
 
 
@@ -147,11 +149,15 @@ def _decode(body: bytes, kind: type[Any], looser: type[Any] | None = None) -> An
     except msgspec.ValidationError:  # JSON, but no object, or not with such fields
         return kind() if looser is None else _decode(body, looser)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        if isinstance(error, RecursionError):
+            _refuse(body, error)
         return kind() if _engine_can_read(body) else _refuse(body, error)
 
 
 def _engine_can_read(body: bytes) -> bool:
     """Python's decoder, which engines use, takes more than the standard: NaN, lone surrogates, UTF-16."""
+    if len(body) > LOOSE_BYTES_MAX:
+        return True  # decoding it here would hold up everybody else; the engine has the last word anyway
     try:
         json.loads(body)
     except (ValueError, RecursionError):
@@ -240,7 +246,8 @@ def _bound(fields: _Body, kind: Kind) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= COUNT_MAX
+    return value if is_count else None
 
 
 def _text(value: Any) -> str | None:

@@ -62,7 +62,9 @@ async def refusal(answer: Answer, replica: str) -> ReplicaFailed | None:
     while len(body) < REASON_BYTES_MAX and (part := await answer.read()):
         body += part
     reason = answers.reason(body)
-    error = ReplicaBroke(f"{replica} answered {answer.status}{': ' if reason else ''}{reason}", replica=replica)
+    error = ReplicaBroke(
+        f"{replica} answered {answer.status}{': ' if reason else ''}{reason}", replica=replica, answered=True
+    )
     if answer.status in BUSY:
         error.status, error.kind, error.retry_after_s = 503, "ServiceUnavailableError", 1.0
     return error

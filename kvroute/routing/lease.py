@@ -119,6 +119,10 @@ class Lease:
         if self._state is not State.SETTLED:
             self._settle()
 
+    def blame(self) -> None:
+        """Count a failure against the replica after all: another one has served what this one could not."""
+        self._member.failures += 1
+
     def _begin(self) -> None:
         self._state = State.BEGAN
         self._member.begin(self._booking)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -94,6 +95,22 @@ async def test_cut_within_the_body():
     async with asked(script) as (answer, _):
         assert await answer.read() == b"half"
         with pytest.raises(ReplicaBroke, match="r0"):
+            await answer.read()
+
+
+async def test_endless_trailers_are_cut_off():
+    """Trailers are thrown away, and more of them than a head may have are not read on."""
+
+    async def script(turn: Turn) -> None:
+        await turn.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4 * HEAD_LIMIT_BYTES // 1000):
+                await turn.send(b"X-A: " + b"y" * 1000 + b"\r\n")
+            await turn.client_left()
+
+    async with asked(script) as (answer, _):
+        assert await answer.read() == b"ok"
+        with pytest.raises(ReplicaBroke, match="headers are larger"):
             await answer.read()
 
 

@@ -89,6 +89,16 @@ def test_page_without_engines():
     assert read_page("up 1\nprocess_start_time_seconds 12.5\n", 0.0).engines == ()
 
 
+def test_figures_that_are_none():
+    """Infinite gauges and sizes beyond any memory are not taken for figures."""
+    text = (
+        'vllm:kv_cache_usage_perc{engine="0"} +Inf\nvllm:num_requests_running{engine="0"} NaN\n'
+        'vllm:cache_config_info{block_size="99999999999999999999",engine="0"} 1.0\n'
+    )
+    (report,) = read_page(text, 0.0).engines
+    assert (report.load.kv_used_fraction, report.load.running, report.block_size) == (0.0, 0, None)
+
+
 def test_malformed_line():
     """A line that we need and cannot read is an error, not a silent zero."""
     with pytest.raises(ValueError, match=r".+"):

@@ -85,6 +85,51 @@ async def test_everybody_fails():
         assert (it.in_flight(), it.stats.requests) == (0, {("failed", 502): 1})
 
 
+async def test_a_request_that_everybody_answers_with_an_error_blames_nobody():
+    """What every replica answers with a 500 is the request's doing: poison must not take the pool from the others."""
+    async with pool(2) as it:
+        for _ in range(4):
+            for replica in (0, 1):
+                await it.fault(replica, "error_before", count=1)
+            assert (await post(it))[0] == 502
+        assert "failed" not in repr(it.fleet)
+        assert (await post(it))[0] == 200
+
+
+async def test_an_error_that_another_replica_does_not_have_is_blamed():
+    """A replica that answers with a 500 what another one serves is counted as failing."""
+    async with pool(2) as it:
+        first = it.replicas.index((await post(it, text=LONG))[2])
+        await it.fault(first, "error_before")
+        assert (await post(it, text=LONG))[0] == 200
+        assert "1 failed" in repr(it.fleet)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": [{"type": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "a"}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user", "content": "x"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [3]}, {"role": "user", "content": "x"}]},
+        {"messages": [{"role": {}, "content": {}}]},
+        {"max_tokens": 10**309},
+        {"max_completion_tokens": 10**400, "n": 10**400},
+        {"n": 10**309},
+    ],
+    ids=lambda fields: str(fields)[:60],
+)
+async def test_what_only_the_engine_can_judge_is_the_engines(fields: dict[str, object]):
+    """Whatever shape a body has, the router never fails over it: the answer's status is the engine's own."""
+    async with pool(1) as it:
+        body = chat() | fields
+        async with it.session.post(it.replicas[0] + CHAT, json=body) as direct:
+            expected = direct.status
+        async with it.session.post(it.url + CHAT, json=body) as answer:
+            assert answer.status == expected
+        assert it.stats.unexpected_errors == 0
+
+
 async def test_attempts_are_bounded():
     """No more attempts are made than the setting says, however many replicas there are."""
     async with pool(4, dispatch=DispatchSettings(attempts_max=2)) as it:
