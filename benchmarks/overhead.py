@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py [--quick]
 
-Router and relay share one core and take turns, round by round; load, engines and store run on another, as a store does
-in production. Both relay the same requests. CPU is what the process itself used by the scheduler's clock; the store's is
-printed apart. The engines cost less than either and state for each request the usage that a real engine would.
+Router and relay share one core and take turns, round by round; load, engines and store run on another, as a store
+does in production. Both relay the same requests. CPU is what the process itself used by the scheduler's clock; the
+store's is printed apart. The engines cost less than either and state for each request the usage of a real engine.
 """
 
 from __future__ import annotations
