@@ -8,6 +8,7 @@ it holds the lock wherever it runs.
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -21,7 +22,11 @@ from kvroute.adapters.tokenizer import SAMPLES, Tokenizer
 from kvroute.kv.chain import TOKEN_BYTES, Grown, PrefixChain, Root, grow
 from kvroute.kv.prompt import ChatPrompt, Prompt, TextPrompt, WrittenChat
 
-INLINE_BYTES = {"fastokens": 16_384, "tokenizers": 1_024}  # of new text, about 300 microseconds
+INLINE_S = 300e-6  # of tokenising that the event loop does itself: the way to the pool and back costs as much
+INLINE_BYTES_MAX = 48 << 10  # however quick the last texts were: the next one may be in words never seen
+BYTE_S = {"fastokens": 18e-9, "tokenizers": 300e-9}  # a first guess of seconds a byte, until texts have told
+PACE_BYTES_MIN = 1_024  # shorter texts say little about the pace
+SLOWER, FASTER = 0.5, 0.05  # weights of an observation: a slow text is believed sooner than a quick one
 POOL_THREADS = 2
 POOL_WAITING_MAX = 64  # beyond that the event loop does the work itself, which slows down whoever sends it
 SAMPLE_TURNS = 3
@@ -42,7 +47,7 @@ class LocalTokens:
         self.turns = turns if turns is not None and turns.anchors else None
         self.known = KnownTexts(self.anchor, limit_bytes if self.turns is None else limit_bytes // 2)
         self._renderer = renderer
-        self._inline_bytes = INLINE_BYTES[tokenizer.library]
+        self._byte_s = BYTE_S[tokenizer.library]
         self._pool: ThreadPoolExecutor | None = None
         self._waiting = 0
         self._may_extend = _continues_plainly(tokenizer)
@@ -146,16 +151,28 @@ class LocalTokens:
 
     async def _encode(self, texts: list[str], size_bytes: int) -> list[bytes]:
         try:
-            if self._pool is None or size_bytes <= self._inline_bytes or self._waiting >= POOL_WAITING_MAX:
-                return self.tokenizer.encode_parts(texts)
-            return await self._encode_in(self._pool, texts)
+            if self._pool is None or self._is_short(size_bytes) or self._waiting >= POOL_WAITING_MAX:
+                return self._encode_now(texts, size_bytes)
+            return await self._encode_in(self._pool, texts, size_bytes)
         except ValueError as error:  # half of a surrogate pair, or a library that gives up on a text
             raise CannotRender(f"the text cannot be tokenised: {error}") from error
 
-    async def _encode_in(self, pool: ThreadPoolExecutor, texts: list[str]) -> list[bytes]:
+    def _is_short(self, size_bytes: int) -> bool:
+        return size_bytes <= INLINE_BYTES_MAX and size_bytes * self._byte_s <= INLINE_S
+
+    def _encode_now(self, texts: list[str], size_bytes: int) -> list[bytes]:
+        """Encode in this thread, and learn the pace from it."""
+        start_s = time.thread_time()
+        encoded = self.tokenizer.encode_parts(texts)
+        if size_bytes >= PACE_BYTES_MIN:
+            change_s = (time.thread_time() - start_s) / size_bytes - self._byte_s
+            self._byte_s += (SLOWER if change_s > 0 else FASTER) * change_s
+        return encoded
+
+    async def _encode_in(self, pool: ThreadPoolExecutor, texts: list[str], size_bytes: int) -> list[bytes]:
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.encode_parts, texts)
+            return await asyncio.get_running_loop().run_in_executor(pool, self._encode_now, texts, size_bytes)
         finally:
             self._waiting -= 1
 

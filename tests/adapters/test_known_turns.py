@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from kvroute.adapters.conversation import CannotRender
 from kvroute.adapters.known_turns import ENTRY_BYTES
-from kvroute.adapters.local_tokens import INLINE_BYTES, LocalTokens
+from kvroute.adapters.local_tokens import INLINE_BYTES_MAX, LocalTokens
 from kvroute.adapters.render import Renderer
 from kvroute.kv.chain import Root
 from kvroute.kv.prompt import ChatPrompt, Prompt, WrittenChat
@@ -166,8 +166,8 @@ async def test_known_messages_are_not_decoded():
 
 async def test_long_new_messages_give_the_same_in_the_pool():
     """A text of more than the event loop may take is the same prompt with threads and without."""
-    chat = [{"role": "user", "content": LONG * 40}, {"role": "assistant", "content": LONG * 40}]
-    assert len(LONG * 40) > INLINE_BYTES["fastokens"]
+    chat = [{"role": "user", "content": LONG * 80}, {"role": "assistant", "content": LONG * 80}]
+    assert len(LONG * 80) > INLINE_BYTES_MAX
     local = LocalTokens(local_of("chatml").tokenizer, local_of("chatml")._renderer, LIMIT)
     local.start()
     assert await local.read_turns(written(chat), 16, ROOT) == await local_of("chatml").read_turns(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvroute.adapters.conversation import CannotRender
-from kvroute.adapters.local_tokens import INLINE_BYTES, LocalTokens
+from kvroute.adapters.local_tokens import INLINE_BYTES_MAX, LocalTokens
 from kvroute.adapters.model_files import read_model
 from kvroute.adapters.render import Renderer
 from kvroute.adapters.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ from tests.tokenizer_files import WITH_TEMPLATE, load_tokenizer, tokenizer_direc
 pytestmark = pytest.mark.xdist_group("tokenizers")  # one process loads the tokenizers
 WHOLE = 1 << 24  # a block size that no prompt fills
 ROOT, LIMIT = Root(3), 8 << 20
-LONG = " ".join(f"word{number}" for number in range(4_000))  # more than may run on the event loop
+LONG = " ".join(f"word{number}" for number in range(8_000))  # more than may run on the event loop
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 contents = st.sampled_from(["hi", "", "é\n", " x", "<|im_start|>user\n", "word " * 150, "中文 " * 90, "<|im_end|>"])
@@ -104,7 +104,7 @@ async def test_a_prompt_does_not_depend_on_what_was_read_before(qwen, data):
 async def test_long_new_texts_give_the_same_in_the_pool(qwen):
     """A text of more than the event loop may take is the same prompt with threads and without."""
     source = chat(("system", LONG), ("user", "hi"))
-    assert len(LONG) > INLINE_BYTES["fastokens"]
+    assert len(LONG) > INLINE_BYTES_MAX
     unstarted = open_local("qwen3")
     assert await qwen.read(source, 16, ROOT) == await unstarted.read(source, 16, ROOT)
 
@@ -182,3 +182,18 @@ async def test_tokenizers_does_the_work_where_fastokens_cannot(tmp_path):
         assert list(array("I", prompt.tail)) == [3, *[1, 2] * 300] * count + [3]
     local.close()
     assert (local.tokenizer.library, local.known.hits) == ("tokenizers", 2)
+
+
+async def test_the_pace_of_a_tokenizer_is_learnt(qwen):
+    """Slow texts are sent to the pool sooner than quick ones are kept out of it, and never without a bound."""
+    before = qwen._byte_s
+    qwen._byte_s = 1.0  # as if nothing could be tokenised here
+    assert not qwen._is_short(1)
+    for number in range(200):
+        await qwen.read(TextPrompt(f"{number} " + LONG[:2_000], False), 16, ROOT)
+    assert qwen._byte_s < 1.0
+    qwen._byte_s = 0.0
+    assert not qwen._is_short(INLINE_BYTES_MAX + 1)
+    await qwen.read(TextPrompt(LONG[:2_000] + "quick", False), 16, ROOT)
+    assert qwen._byte_s > 0.0
+    qwen._byte_s = before
