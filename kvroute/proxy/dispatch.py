@@ -13,6 +13,7 @@ What the index is told, and why:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Set
 from typing import Protocol
@@ -37,6 +38,8 @@ from kvroute.routing.demand import Outcome, Usage
 from kvroute.routing.lease import Lease
 from kvroute.routing.replica import Replica, ReplicaId
 from kvroute.routing.router import Router
+
+log = logging.getLogger("kvroute.dispatch")
 
 LOOK_AGAIN_S = 0.5  # while no replica is available, besides every change of the fleet
 
@@ -128,6 +131,7 @@ class Dispatch:
                 return
             except ReplicaFailed as error:
                 failed[lease.replica.id] = error
+                log.warning("request %s, attempt %s: %s", visit.id, visit.attempts, error.message)
                 if error.answered and error.status not in BUSY:
                     doubtful.append(lease)
                 late = self._clock() - visit.arrived_s > self._settings.retry_within_s
