@@ -31,7 +31,7 @@ from kvroute.routing.replica import Holding, ReplicaId
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 0.005
-PROBES_MAX = 120  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
+PROBES_MAX = 96  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
 
 
 class RedisIndex:
