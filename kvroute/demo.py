@@ -200,6 +200,5 @@ def _show(console: Console, reports: dict[str, dict[str, Any]], url: str, admin:
         )
     console.print(table)
     console.print(f"hit rate {reports['kvroute']['windows']['all']['total']['hit_rate']:.3f}")
-    console.print(
-        f"endpoint  {url}/v1/chat/completions\nadmin     {admin}/ (page), {admin}/admin/hit-rate, {admin}/metrics"
-    )
+    console.print(f"endpoint  {url}/v1/chat/completions", soft_wrap=True)
+    console.print(f"admin     {admin}/ (page), {admin}/admin/hit-rate, {admin}/metrics", soft_wrap=True)
