@@ -36,7 +36,8 @@ def test_published_files_agree_with_the_class():
 @pytest.mark.parametrize(("name", "module"), [("Qwen2Tokenizer", "qwen2"), ("Qwen3_5Tokenizer", "qwen3_5")])
 def test_what_is_rebuilt_is_what_hugging_face_builds(name, module):
     """Normalizer and pre-tokenizer of another definition are replaced by those of the class, and nothing else is."""
-    transformers = pytest.importorskip("transformers")
+    import transformers  # here, because it takes seconds and few tests need it
+
     built = getattr(transformers.models, module), name
     backend = msgspec.json.decode(getattr(*built)(vocab={"<|endoftext|>": 0}, merges=[]).backend_tokenizer.to_str())
     given = {"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}

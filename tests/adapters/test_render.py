@@ -49,7 +49,8 @@ def render(source, messages, **fields):
 @pytest.fixture(scope="module", params=WITH_TEMPLATE)
 def both(request):
     """Our renderer and Hugging Face's tokenizer for the same files."""
-    transformers = pytest.importorskip("transformers")
+    import transformers  # here, because it takes seconds and few tests need it
+
     transformers.logging.set_verbosity_error()
     directory = tokenizer_directory(request.param)
     files = read_model(directory)
