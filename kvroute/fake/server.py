@@ -21,7 +21,7 @@ from kvroute.fake.driver import Driver
 from kvroute.fake.handlers import Replica, json_response
 from kvroute.fake.requests import Model
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import StepTime
+from kvroute.sim.engine import default_time
 from kvroute.sim.replica import SimReplica
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
@@ -71,7 +71,7 @@ def build_replica(
     context = min(DEFAULT_MODEL_LEN, pool.usable_blocks * block_size) if max_model_len is None else max_model_len
     if not 1 < context <= kv_tokens:
         raise ConfigError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
-    driver = Driver(SimReplica(pool, time=StepTime(speed=speed)))
+    driver = Driver(SimReplica(pool, time=default_time(speed)))
     replica = Replica(driver, Model(model, context), seed)
     app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors])
     app.add_routes(replica.routes(with_faults=faults))

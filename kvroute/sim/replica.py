@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from kvroute.kv.chain import PrefixChain, blocks_in
 from kvroute.kv.pool import BlockId, BlockPool, CacheEvent
-from kvroute.sim.engine import StepTime, StepWork
+from kvroute.sim.engine import StepTime, StepWork, default_time, seconds
 
 RequestId = NewType("RequestId", str)
 
@@ -55,12 +55,17 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Step(Struct, frozen=True):
     """The first half of a step: what was scheduled."""
 
-    duration_s: float
+    duration_fs: int  # femtoseconds
     scheduled: dict[RequestId, int]  # tokens that each sequence computes
     admitted: dict[
         RequestId, int
     ]  # sequences admitted for the first time, and the prompt tokens that each found cached
     preempted: tuple[RequestId, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that the step takes."""
+        return seconds(self.duration_fs)
 
 
 class StepResult(Struct, frozen=True):
@@ -109,7 +114,7 @@ class SimReplica:
     def __init__(self, pool: BlockPool, limits: Limits | None = None, time: StepTime | None = None) -> None:
         self.pool = pool
         self.limits = limits or Limits()
-        self.time = time or StepTime()
+        self.time = time or default_time()
         self.counters = Counters()
         self._sequences: dict[RequestId, _Sequence] = {}
         self._running: list[_Sequence] = []
@@ -181,7 +186,7 @@ class SimReplica:
         work = self._work_of(batch)
         for sequence in self._scheduled:
             sequence.computed += batch[sequence.request.id]
-        return Step(self.time.seconds(work), batch, admitted, tuple(preempted))
+        return Step(self.time.step_fs(work), batch, admitted, tuple(preempted))
 
     def end(self) -> StepResult:
         """Deliver the tokens of the step that `begin` scheduled, except to sequences aborted meanwhile."""
@@ -301,16 +306,16 @@ class SimReplica:
 
     def _work_of(self, batch: dict[RequestId, int]) -> StepWork:
         """Sum up a batch. A sequence that has answered already and computes one token decodes; all others prefill."""
-        prefill = pairs = decodes = kv_tokens = 0
+        prefills: list[tuple[int, int]] = []
+        decodes = kv_tokens = 0
         for request, count in batch.items():
             sequence = self._sequences[request]
             if sequence.generated and count == 1:
                 decodes += 1
                 kv_tokens += sequence.computed
             else:
-                prefill += count
-                pairs += count * sequence.computed + count * (count - 1) // 2
-        return StepWork(prefill_tokens=prefill, prefill_pairs=pairs, decodes=decodes, kv_tokens=kv_tokens)
+                prefills.append((sequence.computed, count))
+        return StepWork(prefills=tuple(prefills), decodes=decodes, kv_tokens=kv_tokens)
 
     def __repr__(self) -> str:
         return f"<SimReplica {len(self._running)} running, {len(self._waiting)} waiting, {self.pool!r}>"

@@ -11,17 +11,20 @@ seconds.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
 from kvroute.sizing.capacity import ONE_GPU, Parallel, kv_bytes, kv_bytes_per_gpu
 from kvroute.sizing.hardware import GB, Hardware
-from kvroute.sizing.layers import Attention, Cache, Latent
+from kvroute.sizing.layers import Attention, Latent, State
 from kvroute.sizing.model import Model
 from kvroute.sizing.weights import Weights
 
 PREFILL_EFFICIENCY = 0.5  # of peak compute: what to expect before anything was measured
 DECODE_EFFICIENCY = 0.7  # of memory bandwidth
+UNBOUNDED = 1 << 40  # tokens: longer than any context, so that a bounded layer shows its bound
 
 
 class Tier(Struct, frozen=True):
@@ -82,7 +85,48 @@ def decode_step_s(
     one_engine = Parallel(tp=parallel.tp, dcp=parallel.dcp)  # pipeline stages follow each other within a step
     history = batch * kv_bytes_per_gpu(model, tokens, one_engine, element_bytes)
     bandwidth = _positive(hardware.bandwidth_bytes_s, "bandwidth", "--gpu-bandwidth") * efficiency
-    return (_known(model).read_bytes(batch) / parallel.tp + history) / bandwidth
+    return weights_s(model, hardware, batch, parallel=parallel, efficiency=efficiency) + history / bandwidth
+
+
+def weights_s(
+    model: Model, hardware: Hardware, tokens: int, *, parallel: Parallel = ONE_GPU, efficiency: float = 1.0
+) -> float:
+    """Least time to read the weights once, as a step that computes `tokens` must: of experts, those that it touches.
+
+    Raises:
+        ConfigError: the size of the weights or the bandwidth is not known.
+    """
+    bandwidth = _positive(hardware.bandwidth_bytes_s, "bandwidth", "--gpu-bandwidth") * efficiency
+    return _known(model).read_bytes(tokens) / parallel.tp / bandwidth
+
+
+class Reach(Struct, frozen=True):
+    """The layers of a model that attend equally far back, taken together."""
+
+    limit_tokens: int | None  # that a token attends to at most, itself included; None = all
+    pair_operations: float  # for each token and token that it attends to
+    token_bytes: float  # that one token keeps, on each GPU
+
+
+def reaches(model: Model, parallel: Parallel = ONE_GPU, element_bytes: int | None = None) -> tuple[Reach, ...]:
+    """Sum up a model's attention by how far it reaches. Layers that keep a fixed state are not in it."""
+    size = model.element_bytes if element_bytes is None else element_bytes
+    found: dict[int | None, Reach] = {}
+    for cache, count in Counter(cache for cache in model.caches if not isinstance(cache, State)).items():
+        limit = cache.tokens_kept(UNBOUNDED) if cache.is_bounded else None
+        before = found.get(limit, Reach(limit, 0.0, 0.0))
+        found[limit] = Reach(
+            limit,
+            before.pair_operations + count * 2.0 * model.query_heads * _numbers(cache),
+            before.token_bytes + count * cache.bytes_per_token(size, parallel.tp) / parallel.dcp,
+        )
+    return tuple(found.values())
+
+
+def attended(limit_tokens: int | None, tokens: int) -> int:
+    """Sum over the first `tokens` positions of how many tokens each attends to, where it reaches `limit_tokens`."""
+    kept = tokens if limit_tokens is None else min(tokens, limit_tokens)
+    return kept * (kept + 1) // 2 + (tokens - kept) * kept
 
 
 def prefill_operations(model: Model, tokens: int, cached_tokens: int = 0) -> tuple[float, float]:
@@ -91,24 +135,18 @@ def prefill_operations(model: Model, tokens: int, cached_tokens: int = 0) -> tup
     Attention of a token at position p costs 2 x query heads x (key + value numbers) x p; a window bounds p.
     """
     linear = 2.0 * _known(model).active_parameters * tokens
-    return linear, sum(_attention(model, cache, tokens, cached_tokens) for cache in model.caches)
+    return linear, sum(
+        reach.pair_operations
+        * (attended(reach.limit_tokens, cached_tokens + tokens) - attended(reach.limit_tokens, cached_tokens))
+        for reach in reaches(model)
+    )
 
 
-def _attention(model: Model, cache: Cache, tokens: int, cached: int) -> float:
-    if isinstance(cache, Latent):
-        numbers = cache.plain.key_dim + cache.plain.value_dim if cache.plain else 2 * cache.rank + cache.rope_dim
-    elif isinstance(cache, Attention):
-        numbers = cache.key_dim + cache.value_dim
-    else:
-        return 0.0  # a recurrence's own operations are part of the linear term's rounding
-    end = cached + tokens
-    return 2.0 * model.query_heads * numbers * (_positions(cache, end) - _positions(cache, cached))
-
-
-def _positions(cache: Attention | Latent, tokens: int) -> float:
-    """Sum over the first `tokens` positions of how many tokens each attends to."""
-    kept = cache.tokens_kept(tokens)
-    return kept * (kept + 1) / 2 + (tokens - kept) * kept
+def _numbers(cache: Attention | Latent) -> int:
+    """Numbers of a key and a value as attention multiplies them. A recurrence's operations are the weights' own."""
+    if isinstance(cache, Attention):
+        return cache.key_dim + cache.value_dim
+    return cache.plain.key_dim + cache.plain.value_dim if cache.plain else 2 * cache.rank + cache.rope_dim
 
 
 def prefill_s(
@@ -128,9 +166,19 @@ def prefill_s(
         ConfigError: the size of the weights or the compute is not known.
     """
     linear, attention = prefill_operations(model, tokens, cached_tokens)
-    flops = (hardware.flops_8bit if eight_bit else None) or hardware.flops
-    peak = _positive(flops, "compute", "--gpu-tflops") * parallel.tp * parallel.pp * efficiency
+    peak = flops_of(hardware, eight_bit=eight_bit) * parallel.tp * parallel.pp * efficiency
     return (linear + (attention if quadratic else 0.0)) / peak
+
+
+def flops_of(hardware: Hardware, *, eight_bit: bool = False) -> int:
+    """Dense operations a second of one GPU, in 8-bit numbers where it has them and the weights are such.
+
+    Raises:
+        ConfigError: the compute is not known.
+    """
+    flops = (hardware.flops_8bit if eight_bit else None) or hardware.flops
+    _positive(flops, "compute", "--gpu-tflops")
+    return flops
 
 
 def copy_s(model: Model, tokens: int, tier: Tier, element_bytes: int | None = None) -> float:

@@ -9,7 +9,7 @@ from kvroute.fake.answers import Studio
 from kvroute.fake.driver import Driver
 from kvroute.fake.requests import Model, completion
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import StepTime
+from kvroute.sim.engine import default_time
 from kvroute.sim.replica import SimReplica
 
 MODEL = Model("sim", 1000)
@@ -17,7 +17,7 @@ MODEL = Model("sim", 1000)
 
 @pytest.fixture
 async def studio():
-    driver = Driver(SimReplica(BlockPool(65, 16), time=StepTime(speed=50)))
+    driver = Driver(SimReplica(BlockPool(65, 16), time=default_time(50)))
     await driver.start()
     yield Studio(driver, MODEL, seed=0)
     await driver.close()

@@ -9,7 +9,7 @@ import pytest
 from kvroute.fake import driver as module
 from kvroute.fake.driver import Driver, EngineBusy
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import StepTime
+from kvroute.sim.engine import default_time
 from kvroute.sim.replica import RequestId, SimReplica, SimRequest
 from tests.kv.notation import chain
 
@@ -20,7 +20,7 @@ def request(name: str, prompt: int = 4, output: int = 3) -> SimRequest:
 
 @pytest.fixture
 async def driver():
-    found = Driver(SimReplica(BlockPool(9, 4), time=StepTime(speed=50)))
+    found = Driver(SimReplica(BlockPool(9, 4), time=default_time(50)))
     await found.start()
     yield found
     await found.close()
@@ -75,7 +75,7 @@ async def test_a_full_queue_refuses_in_vllms_words(driver):
 
 async def test_time_passes_as_the_engine_says():
     """A request takes at least the time of its steps."""
-    slow = Driver(SimReplica(BlockPool(9, 4), time=StepTime(base_s=0.05)))
+    slow = Driver(SimReplica(BlockPool(9, 4), time=default_time(overhead_s=0.05)))
     await slow.start()
     before = asyncio.get_running_loop().time()
     await finished(slow.submit([request("a", 4, 3)]))

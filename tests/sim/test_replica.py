@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import StepTime
+from kvroute.sim.engine import StepWork, default_time
 from kvroute.sim.replica import Limits, RequestId, SimReplica, SimRequest
 from tests.kv.notation import chain, written
 
@@ -197,12 +197,16 @@ def test_a_step_says_what_each_request_found_in_the_cache():
 
 
 def test_a_step_is_charged_for_what_it_computes():
-    """Prompt tokens cost their rate and their pairs, decoding sequences theirs and the cache that they read."""
-    time = StepTime(base_s=0, prefill_token_s=1, prefill_pair_s=1e-3, decode_s=1e6, kv_token_s=1e3)
-    replica = SimReplica(BlockPool(33, SIZE), Limits(max_num_batched_tokens=10), time)
+    """Chunks of a prompt are charged with what lies before them, decoding sequences with the cache that they read."""
+    time = default_time()
+    replica = engine(32, budget=10)
     replica.add(request("A", 12, 3))
-    steps = [replica.step()[0].duration_s for _ in range(3)]
-    assert steps == pytest.approx([10 + 45e-3, 2 + 21e-3, 1e6 + 12e3])
+    steps = [replica.step()[0].duration_fs for _ in range(3)]
+    assert steps == [
+        time.step_fs(StepWork(prefills=((0, 10),))),
+        time.step_fs(StepWork(prefills=((10, 2),))),
+        time.step_fs(StepWork(decodes=1, kv_tokens=12)),
+    ]
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, 0)])
