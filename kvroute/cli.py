@@ -17,7 +17,10 @@ import click
 from kvroute import __version__
 from kvroute.errors import ConfigError
 
-POLICIES = ("kvroute", "round-robin", "random", "least-request", "power-of-two")
+POLICIES = (
+    "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
+    "cache-threshold", "linear", "blend", "sticky", "lmetric",
+)  # fmt: skip
 LAZY = {"size": "kvroute.cli_size:size"}  # commands that live in modules of their own: name -> module:attribute
 
 

@@ -24,7 +24,10 @@ ENV_PREFIX = "KVROUTE_"
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1)]
-Policy = Literal["kvroute", "round-robin", "random", "least-request", "power-of-two"]
+Policy = Literal[
+    "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
+    "cache-threshold", "linear", "blend", "sticky", "lmetric",
+]  # fmt: skip
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,6 +135,7 @@ class Config(Settings, frozen=True):
     admin: Listen = Listen(port=8001)
     replicas: tuple[ReplicaSettings, ...] = ()
     tokenizer: str = "auto"
+    tokenizer_check: bool = True
     store: StoreSettings = StoreSettings()
     routing: RoutingSettings = RoutingSettings()
     hardware: HardwareSettings = HardwareSettings()

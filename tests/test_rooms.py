@@ -42,6 +42,8 @@ MOCK_NAMES = {"Mock", "MagicMock", "AsyncMock", "patch", "create_autospec", "mon
 UNTESTED = {
     "errors": "a table of classes",
     "routing.demand": "values without behaviour",
+    "routing.hold": "values without behaviour",
+    "routing.policy": "values without behaviour",
     "sizing.report": "values without behaviour; test_assemble reads every one",
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from kvroute.adapters.index import Index, Match
-from kvroute.kv.chain import Root
+from kvroute.kv.chain import PrefixChain, Root
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import ServedModel
 from kvroute.proxy.openai import Inference
@@ -89,6 +89,8 @@ def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, 
         tenant=tenant,
         exact=bool(prompts) and all(prompt.exact for prompt in prompts),
         streamed=inference.stream,
+        chain=prompts[0].chain if len(prompts) == 1 else PrefixChain(b""),
+        block_size=served.entry.block_size,
     )
 
 

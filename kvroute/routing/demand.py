@@ -6,6 +6,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from kvroute.kv.chain import PrefixChain
+
 
 class Demand(Struct, frozen=True, kw_only=True):
     """A request as routing sees it. Several prompts, or `n` answers, are one demand: they go to one replica."""
@@ -18,6 +20,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     tenant: str = "default"
     exact: bool = True  # False: lengths are estimates, so nothing is refused because of them
     streamed: bool = True  # False: the first byte comes with the last, and says nothing about the prefill
+    chain: PrefixChain = PrefixChain(b"")  # of its only prompt; empty where there are several, or none was understood
+    block_size: int = 16  # tokens of the chain's blocks
 
 
 class Promise(Struct, frozen=True):

@@ -18,12 +18,14 @@ from msgspec import Struct
 
 from kvroute.errors import ConfigError, NoReplica
 from kvroute.routing.admission import fits, fits_context, refuse_if_hopeless, unknown_model
-from kvroute.routing.baselines import BASELINES, Policy
+from kvroute.routing.baselines import BASELINES
 from kvroute.routing.cost import TERMS, Price, Work, compute_tokens, price, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
+from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease, Placement
 from kvroute.routing.member import FAILURES_MAX, Member
+from kvroute.routing.policy import Case, Knowledge, Policy
 from kvroute.routing.replica import ReplicaId
 
 KVROUTE = "kvroute"
@@ -45,7 +47,13 @@ class Router:
     """The policy over one fleet. All state is the fleet's, but for a baseline's own turn."""
 
     def __init__(
-        self, fleet: Fleet, policy: str = KVROUTE, rng: Random | None = None, *, ttft_weight: float = TTFT_WEIGHT
+        self,
+        fleet: Fleet,
+        policy: str = KVROUTE,
+        rng: Random | None = None,
+        *,
+        ttft_weight: float = TTFT_WEIGHT,
+        knowledge: Knowledge = "exact",
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"routing.policy: {policy!r} is none of {', '.join(POLICIES)}", param="routing.policy")
@@ -53,7 +61,7 @@ class Router:
         self.policy = policy
         self._rng = rng or Random(0)
         self._ttft_weight = ttft_weight
-        self._baseline: Policy | None = BASELINES[policy]() if policy in BASELINES else None
+        self._baseline: Policy | None = BASELINES[policy](knowledge) if policy in BASELINES else None
 
     def place(
         self,
@@ -78,10 +86,46 @@ class Router:
         members = self._candidates(demand, now, avoid)
         offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
         if self._baseline:
-            member = self._baseline(members, demand, self._rng)
+            member = self._baseline(members, Case(demand, hits, now, self._rng))
         else:
             member = cheapest(members, offers.costs(members), demand)
         return self.fleet.book(member, demand, offers.work(member), offers.placement(member, self.policy), now)
+
+    def admit(
+        self,
+        demand: Demand,
+        hits: Mapping[ReplicaId, int],
+        now: float,
+        avoid: AbstractSet[ReplicaId] = frozenset(),
+        hold: Hold | None = None,
+    ) -> Lease | Hold:
+        """Place a request, or say that it has to wait until memory fits.
+
+        A request that waits is asked about again when `released` names its hold, or when `hold.until_s` has come, with
+        what the index knows by then: it is bound to a replica at the last moment.
+
+        Args:
+            demand: the request.
+            hits: prompt tokens that each replica need not compute; absent means none.
+            now: the router's clock.
+            avoid: replicas that have failed this request already.
+            hold: what an earlier call returned for this request; the same may come back.
+
+        Raises:
+            Overloaded: too much is held already, or this request was held for too long.
+            BadRequest, NoReplica: as `place`.
+        """
+        return self.place(demand, hits, now, avoid)
+
+    def released(self, now: float) -> Sequence[Hold]:
+        """Return the holds whose requests should be admitted now, each once until it was admitted or dropped.
+
+        Ask whenever a lease has begun or ended, a replica was reported on, and at least every second while any is held.
+        """
+        return ()
+
+    def drop(self, hold: Hold, now: float) -> None:
+        """Forget a request that waits: its client has left, or will not wait any longer."""
 
     def explain(
         self,

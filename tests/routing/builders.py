@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from kvroute.kv.chain import PrefixChain, Root, chain_of, tokens_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.rates import Rates
@@ -38,6 +39,11 @@ def router_of(*replicas: str | Replica, policy: str = "kvroute", **options: Any)
 def ask(tokens: int, model: str = "m", **fields: Any) -> Demand:
     """Make a demand of one prompt."""
     return Demand(model=model, prompt_tokens=tokens, **{"longest_prompt": tokens, "output_tokens": 100, **fields})
+
+
+def chain(blocks: int, root: int = 0) -> PrefixChain:
+    """Make a chain of so many blocks; with the same root, a longer one extends a shorter one."""
+    return chain_of(tokens_of(range(blocks * 16)), 16, Root(root))
 
 
 def hits(**tokens: int) -> dict[ReplicaId, int]:
