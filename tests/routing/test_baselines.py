@@ -9,7 +9,7 @@ import pytest
 from kvroute.errors import ConfigError
 from kvroute.routing.demand import Outcome
 from kvroute.routing.router import POLICIES
-from tests.routing.builders import ask, hits, ids, replica, router_of
+from tests.routing.builders import ask, chain, hits, ids, replica, router_of
 
 
 def placed(router: object, count: int, model: str = "m") -> list[str]:
@@ -77,3 +77,25 @@ def test_an_unknown_policy_names_the_choices():
     """A wrong name is refused with the valid ones."""
     with pytest.raises(ConfigError, match="kvroute, round-robin, random, least-request, power-of-two"):
         router_of("r0", policy="roundrobin")
+
+
+def test_consistent_hash_sends_equal_beginnings_to_one_replica():
+    """Prompts with the same first 1,024 tokens share a replica; different ones spread over all."""
+    router = router_of("r0", "r1", "r2", policy="consistent-hash")
+    found = Counter()
+    for root in range(300):
+        same = set()
+        for more in (0, 10):
+            with router.place(ask(2_000, chain=chain(125 + more, root=root)), {}, 0.0) as lease:
+                same.add(lease.replica.id)
+        found[same.pop()] += 1
+        assert not same
+    assert min(found.values()) > 60
+
+
+def test_consistent_hash_bounds_the_load():
+    """No replica takes more than a quarter over the mean: of 30 equal prompts at once at most 1.25 x 30 / 3 + 1."""
+    router = router_of("r0", "r1", "r2", policy="consistent-hash")
+    found = Counter(router.place(ask(2_000, chain=chain(125)), {}, 0.0).replica.id for _ in range(30))
+    assert max(found.values()) <= 13
+    assert len(found) == 3
