@@ -94,6 +94,7 @@ class Service:
             index=store.index,
             catalogue=catalogue,
             tokenizer=config.tokenizer,
+            checks_tokenizer=config.tokenizer_check,
             settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
             size=self._sizer(),
         )

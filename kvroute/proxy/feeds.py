@@ -85,6 +85,7 @@ class Feeds:
         index: Index,
         catalogue: Catalogue,
         tokenizer: str,
+        checks_tokenizer: bool = True,
         settings: FeedSettings,
         size: Callable[[ModelCard], Sized | None] = lambda card: None,
     ) -> None:
@@ -94,6 +95,7 @@ class Feeds:
         self._index = index
         self._catalogue = catalogue
         self._tokenizer = tokenizer
+        self._checks_tokenizer = checks_tokenizer
         self._settings = settings
         self._size = size
         self._sizes: dict[str, Sized | None] = {}
@@ -145,7 +147,7 @@ class Feeds:
 
     async def _open(self, card: ModelCard) -> None:
         reader = await open_reader(self._tokenizer, card.root, card.name, self._asker(card.name))
-        await reader.start()
+        await reader.start(compares=self._checks_tokenizer)
         self.readers[card.name] = reader
         log.info("model %s: tokens by %s: %s", card.name, reader.mode, reader.why)
         size = self._sizes[card.name] = await asyncio.to_thread(self._size, card)

@@ -96,6 +96,15 @@ async def test_a_replica_that_tokenises_otherwise_is_believed(opened, model):
         assert await ids_of(reader, source) == tokens_of([1, 2, 3, 4, 5])
 
 
+async def test_files_are_believed_where_nothing_is_compared(model):
+    """Told not to compare, a reader keeps to the files, whatever a replica would say."""
+    reader = await open_reader(model, None, "m", asker(tokens=[1, 2, 3, 4, 5]), environ=NOWHERE)
+    await reader.start(compares=False)
+    assert reader.mode == "local"
+    assert await ids_of(reader, HI) != tokens_of([1, 2, 3, 4, 5])
+    await reader.close()
+
+
 async def test_a_replica_with_another_template_renders_the_chats(opened, model):
     """Equal tokenizers but another template: texts are read here, chats by the replica."""
     same = beside(model)
