@@ -21,7 +21,10 @@ POLICIES = (
     "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
     "cache-threshold", "linear", "blend", "sticky", "lmetric",
 )  # fmt: skip
-LAZY = {"size": "kvroute.cli_size:size"}  # commands that live in modules of their own: name -> module:attribute
+LAZY = {  # commands that live in modules of their own: name -> module:attribute
+    "doctor": "kvroute.cli_doctor:doctor",
+    "size": "kvroute.cli_size:size",
+}
 
 
 class LazyGroup(click.Group):

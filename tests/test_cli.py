@@ -17,7 +17,7 @@ def test_help_lists_every_command():
     """Every command is listed with a line of its own."""
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("serve", "replica", "demo", "size"):
+    for command in ("serve", "replica", "demo", "size", "doctor"):
         assert f"\n  {command} " in result.output
 
 

@@ -27,7 +27,8 @@ DOORS = {  # room: the rooms that it may import, besides itself
     "proxy.app": "errors kv sizing routing adapters config",
     "config": "errors kv sizing routing adapters",
     "demo": "errors",  # runs the commands, as a user would
-    "cli": "errors kv sizing routing sim fake adapters proxy config demo cli_size",
+    "cli": "errors kv sizing routing sim fake adapters proxy config demo cli_size cli_doctor",
+    "cli_doctor": "errors routing adapters config",
     "cli_size": "errors kv sizing adapters",
 }
 PURE = {"errors", "kv", "sizing", "routing", "sim"}

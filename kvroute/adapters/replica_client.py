@@ -5,10 +5,12 @@ Every answer is bounded in size and time, and every failure is one exception, Re
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Mapping
 
 import aiohttp
 import msgspec
+from msgspec import Struct
 
 from kvroute.adapters.vllm_metrics import PAGE_BYTES_MAX, Page, read_page
 from kvroute.errors import ReplicaBroke, ReplicaFailed, ReplicaTimedOut, ReplicaUnreachable
@@ -26,6 +28,14 @@ class _Card(msgspec.Struct):
 
 class _Cards(msgspec.Struct):
     data: list[_Card]
+
+
+class Answered(Struct, frozen=True):
+    """An answer of any status."""
+
+    status: int
+    body: bytes
+    date: str | None = None  # its Date header
 
 
 class ReplicaClient:
@@ -76,22 +86,49 @@ class ReplicaClient:
         Raises:
             ReplicaFailed: it did not answer with 200 in time.
         """
-        return await self._read("POST", path, ANSWER_BYTES_MAX, data=body)
+        return await self._read("POST", path, ANSWER_BYTES_MAX, body)
 
-    async def _read(self, method: str, path: str, bytes_max: int, **send: Any) -> bytes:
-        headers = {**self._headers, "Content-Type": "application/json"}
+    async def answered(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> Answered:
+        """Ask anything and return the answer, whatever its status.
+
+        Raises:
+            ReplicaFailed: it did not answer in time, or with more than `bytes_max`.
+        """
+        sent = {**self._headers, "Content-Type": "application/json", **(headers or {})}
         try:
             async with self._session.request(
-                method, self.url + path, headers=headers, timeout=self._timeout, allow_redirects=False, **send
+                method, self.url + path, headers=sent, timeout=self._timeout, allow_redirects=False, data=body
             ) as answer:
-                body = await _bounded(answer.content, bytes_max, self.url + path)
-                if answer.status != 200:
-                    raise ReplicaBroke(f"{path} answered {answer.status}", replica=self.url)
-                return body
+                read = await _bounded(answer.content, bytes_max, self.url + path)
+                return Answered(answer.status, read, answer.headers.get("Date"))
         except TimeoutError:
             raise ReplicaTimedOut(f"{path} did not answer in {self._timeout.total} s", replica=self.url) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ReplicaUnreachable(f"{path}: {str(error) or type(error).__name__}", replica=self.url) from None
+            raise ReplicaUnreachable(f"{path}: {_why(error)}", replica=self.url) from None
+
+    async def _read(self, method: str, path: str, bytes_max: int, body: bytes | None = None) -> bytes:
+        answer = await self.answered(method, path, body=body, bytes_max=bytes_max)
+        if answer.status != 200:
+            raise ReplicaBroke(f"{path} answered {answer.status}", replica=self.url)
+        return answer.body
+
+
+def _why(error: aiohttp.ClientError | OSError) -> str:
+    """Say why there was no answer: the system's own words where it has some, such as Connection refused."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error) or type(error).__name__
+    cause = error.os_error
+    if isinstance(error, aiohttp.ClientSSLError) or not cause.errno:  # TLS has error numbers of its own
+        return str(cause)
+    return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)  # names have negative ones
 
 
 async def _bounded(content: aiohttp.StreamReader, bytes_max: int, what: str) -> bytes:
