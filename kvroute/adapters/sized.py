@@ -6,6 +6,8 @@ settings name. Without either nothing is claimed.
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct
 
 from kvroute.adapters.size_io import read_model
@@ -14,8 +16,9 @@ from kvroute.routing.rates import SEED_FIXED_S, Rates
 from kvroute.sizing.capacity import Budget, Parallel, capacity_tokens
 from kvroute.sizing.hardware import Hardware, gpu
 from kvroute.sizing.model import Model
-from kvroute.sizing.speed import seeds
+from kvroute.sizing.speed import copy_s, prefill_operations, seeds, tiers
 
+TYPICAL_CONTEXT = 8_000  # tokens, where a rate depends on the length
 UTILISATION = 0.92  # vLLM's own default since 0.19
 
 
@@ -42,7 +45,15 @@ def sized(model_root: str | None, model_name: str, gpu_name: str, tensor_paralle
 
 def _rates(model: Model, hardware: Hardware, parallel: Parallel) -> Rates:
     known = seeds(model, hardware, parallel=parallel)
-    return Rates(SEED_FIXED_S, 1 / known.prefill_tokens_s, known.step_s)
+    linear, attention = prefill_operations(model, 1, TYPICAL_CONTEXT)
+    return Rates(
+        SEED_FIXED_S,
+        1 / known.prefill_tokens_s,
+        known.step_s,
+        kv_growth=known.step_s_per_token / known.step_s,
+        attention_tokens=TYPICAL_CONTEXT * linear / attention if attention else inf,
+        copy_token_s=copy_s(model, TYPICAL_CONTEXT, tiers(hardware)[0]) / TYPICAL_CONTEXT,
+    )
 
 
 def _capacity(model: Model, hardware: Hardware, parallel: Parallel, weights_bytes: int) -> int:

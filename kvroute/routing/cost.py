@@ -1,9 +1,19 @@
 """What placing a request on a replica costs, in seconds, term by term.
 
-    cost = wait + prefill + (1 - ttft_weight) x (stall + decode) + overflow
+    cost = wait + copy + prefill + adapter + (1 - ttft_weight) x (stall + decode) + overflow
 
 Every term is a pure function `(view, work, rates) -> seconds`: of what was promised to the replica, what the request
 asks of it, and how fast it is. Terms know no policy and no other replica; they are estimates that only have to rank.
+
+    wait      until the prompts ahead are computed and there is room to begin
+    copy      of prefix blocks that lie there on a lower tier
+    prefill   of what it does not hold, attention's quadratic part included
+    adapter   loading a LoRA adapter that was not used there lately
+    stall     what this request takes from those that run there: its prefill, and longer steps while it answers
+    decode    its own answer, at the batch and the KV that it meets
+    overflow  what is computed again because it does not fit: preempted sequences, evicted prefixes
+
+With `ttft_weight` 0 the sum is the time to the last token that this placement adds, over all requests there.
 
 Not known here: how far a prefill has come; it counts in full until its first byte.
 """
@@ -12,18 +22,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvroute.routing.rates import Rates
-
-ATTENTION_TOKENS = 30_000
-"""Context at which attention costs a token as much as all weights do: 2 x parameters / (4 x layers x width), FLOP over
-FLOP; 8B with 32 layers of width 4,096 gives 30,500, 70B with 80 of 8,192 gives 53,000."""
+from kvroute.routing.rates import ATTENTION_TOKENS, Rates
 
 REUSE_SHARE = 0.25
 """Share of evicted cached tokens that will be asked for again. Victims are the least recently used, so it is well under
 the hit rates of 0.5 to 0.8 that agent traces reach; 0 would make copies of a prefix free even where caches are full."""
 
-TERMS = ("wait", "prefill", "stall", "decode", "overflow")
-Price = tuple[float, float, float, float, float]  # seconds, in the order of TERMS, weights applied
+TERMS = ("wait", "copy", "prefill", "adapter", "stall", "decode", "overflow")
+Price = tuple[float, float, float, float, float, float, float]  # seconds, in the order of TERMS, weights applied
 
 
 class View(Struct, frozen=True):
@@ -51,22 +57,36 @@ class Work(Struct, frozen=True):
     sequences: int
     compute_tokens: float  # to prefill, with attention over everything before them counted in
     new_tokens: float  # that need room which nothing holds yet
+    copy_tokens: int = 0  # of the hits, those that have to be brought back from a lower tier
+    loads_adapter: bool = False  # it needs a LoRA adapter that was not used there lately
 
 
-def work_of(hit_tokens: int, miss_tokens: int, output_tokens: float, sequences: int = 1) -> Work:
-    """Describe what a request asks of a replica that holds `hit_tokens` of its prompt."""
-    new_tokens = miss_tokens + sequences * output_tokens
-    return Work(hit_tokens, miss_tokens, output_tokens, sequences, compute_tokens(hit_tokens, miss_tokens), new_tokens)
+def work_of(
+    hit_tokens: int,
+    miss_tokens: int,
+    output_tokens: float,
+    sequences: int = 1,
+    *,
+    copy_tokens: int = 0,
+    loads_adapter: bool = False,
+    attention_tokens: float = ATTENTION_TOKENS,
+) -> Work:
+    """Describe what a request asks of a replica that holds `hit_tokens` of its prompt, on whatever tier."""
+    new_tokens = miss_tokens + copy_tokens + sequences * output_tokens
+    compute = compute_tokens(hit_tokens, miss_tokens, attention_tokens)
+    return Work(
+        hit_tokens, miss_tokens, output_tokens, sequences, compute, new_tokens, copy_tokens, loads_adapter
+    )  # fmt: skip
 
 
-def compute_tokens(hit_tokens: int, miss_tokens: int) -> float:
+def compute_tokens(hit_tokens: int, miss_tokens: int, attention_tokens: float = ATTENTION_TOKENS) -> float:
     """Return the misses in tokens of equal work: each attends to all tokens before it."""
-    return miss_tokens * (1.0 + (hit_tokens + miss_tokens / 2) / ATTENTION_TOKENS)
+    return miss_tokens * (1.0 + (hit_tokens + miss_tokens / 2) / attention_tokens)
 
 
 def kv_tokens(view: View, work: Work) -> float:
     """Return the tokens that the request holds in the cache when it ends, hits that others hold as well apart."""
-    return view.pinned_share * work.hit_tokens + work.new_tokens
+    return view.pinned_share * (work.hit_tokens - work.copy_tokens) + work.new_tokens
 
 
 def wait_s(view: View, work: Work, rates: Rates) -> float:
@@ -85,11 +105,17 @@ def room_s(view: View, work: Work, rates: Rates) -> float:
     if view.max_num_seqs:
         share = (view.sequences + work.sequences - view.max_num_seqs) / view.sequences
     if view.capacity_tokens and view.kv_tokens:
-        prompt_tokens = view.pinned_share * work.hit_tokens + work.miss_tokens
+        prompt_tokens = kv_tokens(view, work) - work.sequences * work.output_tokens
         share = max(share, (view.kv_tokens + prompt_tokens - view.capacity_tokens) / view.kv_tokens)
     if share <= 0.0:
         return 0.0
-    return share * work.output_tokens * rates.step_at(min(view.sequences, view.max_num_seqs or view.sequences))
+    batch = min(view.sequences, view.max_num_seqs or view.sequences)
+    return share * work.output_tokens * rates.step_at(batch, view.kv_tokens)
+
+
+def copy_s(view: View, work: Work, rates: Rates) -> float:
+    """Time to bring hits back from a lower tier."""
+    return work.copy_tokens * rates.copy_token_s
 
 
 def prefill_s(view: View, work: Work, rates: Rates) -> float:
@@ -97,21 +123,34 @@ def prefill_s(view: View, work: Work, rates: Rates) -> float:
     return rates.fixed_s + work.compute_tokens * rates.token_s
 
 
+def adapter_s(view: View, work: Work, rates: Rates) -> float:
+    """Time to load the adapter where it was not used lately."""
+    return rates.adapter_s if work.loads_adapter else 0.0
+
+
 def stall_s(view: View, work: Work, rates: Rates) -> float:
-    """Time that this prefill takes away from the sequences which run there, summed over them."""
-    return view.running * work.compute_tokens * rates.token_s
+    """Time that this request takes from the sequences which run there, summed over them.
+
+    Its prefill stands in their way once; while it answers, each of their steps is longer by what it adds to the batch.
+    """
+    if not view.running:
+        return 0.0
+    growth = rates.growth_at(work.sequences, work.hit_tokens + work.miss_tokens)
+    return view.running * (work.compute_tokens * rates.token_s + work.output_tokens * rates.step_s * growth)
 
 
 def decode_s(view: View, work: Work, rates: Rates) -> float:
     """Time from first token to last, at the batch that this request makes larger."""
-    return work.output_tokens * rates.step_at(view.sequences + work.sequences)
+    tokens = view.kv_tokens + work.hit_tokens + work.miss_tokens
+    return work.output_tokens * rates.step_at(view.sequences + work.sequences, tokens)
 
 
 def overflow_s(view: View, work: Work, rates: Rates) -> float:
     """Time to recompute what will not fit.
 
-    Promised tokens over the capacity are preempted and computed again for certain; cached ones that make room for new
-    ones are computed again only if somebody asks for them.
+    An engine that runs out of blocks preempts the sequence that it admitted last, and that one is computed again from
+    its beginning: too many promised tokens cost at least one sequence of average length there. Cached tokens that make
+    room for new ones are computed again only if somebody asks for them.
     """
     if not view.capacity_tokens:
         return 0.0
@@ -120,9 +159,12 @@ def overflow_s(view: View, work: Work, rates: Rates) -> float:
     evicted = view.filled_tokens + work.new_tokens - view.capacity_tokens
     if live <= 0.0 and evicted <= 0.0:
         return 0.0
-    live = min(max(live, 0.0), needed)  # what was over before is not this request's doing
     evicted = min(max(evicted, 0.0), work.new_tokens)
-    return (live + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
+    if live <= 0.0:
+        return REUSE_SHARE * evicted * rates.token_s
+    live = min(live, needed)  # what was over before is not this request's doing
+    preempted = max(live, (view.kv_tokens + needed) / (view.sequences + work.sequences))
+    return (preempted + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
 
 
 def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
@@ -137,8 +179,26 @@ def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
     rest = 1.0 - ttft_weight
     return (
         wait_s(view, work, rates),
+        copy_s(view, work, rates) if work.copy_tokens else 0.0,
         prefill_s(view, work, rates),
+        rates.adapter_s if work.loads_adapter else 0.0,
         rest * stall_s(view, work, rates),
         rest * decode_s(view, work, rates),
         overflow_s(view, work, rates),
     )
+
+
+class Slo(Struct, frozen=True):
+    """What a request should get. With one, as many requests as possible get it, and the cost decides among equals."""
+
+    ttft_s: float  # to the first token
+    step_s: float  # from one token to the next
+
+    def is_met(self, view: View, work: Work, rates: Rates) -> bool:
+        """Return whether a request would get it there, and those that run there would keep it."""
+        ttft_s = wait_s(view, work, rates) + copy_s(view, work, rates) + prefill_s(view, work, rates)
+        tokens = view.kv_tokens + work.hit_tokens + work.miss_tokens
+        return (
+            ttft_s + adapter_s(view, work, rates) <= self.ttft_s
+            and rates.step_at(view.sequences + work.sequences, tokens) <= self.step_s
+        )

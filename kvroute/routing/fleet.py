@@ -144,6 +144,7 @@ class Fleet:
         view, output_tokens = member.view, int(work.sequences * work.output_tokens)
         booking = Booking(work.sequences, work.miss_tokens, int(kv_tokens(view, work)), work.hit_tokens, output_tokens)
         member.book(booking)
+        member.use_adapter(demand.model)
         self._placed += 1
         member.last_chosen = self._placed
         capacity = member.replica.capacity_tokens

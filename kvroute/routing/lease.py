@@ -47,8 +47,8 @@ class Lease:
     """Made by `Fleet.book`, which has put `booking` on `member` already."""
 
     __slots__ = (
-        "_ahead_tokens", "_batch", "_began_s", "_booking", "_demand", "_member", "_outputs", "_placed_s", "_state",
-        "_work", "placement", "replica", "reserve_tokens",
+        "_ahead_tokens", "_batch", "_batch_tokens", "_began_s", "_booking", "_demand", "_member", "_outputs",
+        "_placed_s", "_state", "_work", "placement", "replica", "reserve_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +66,7 @@ class Lease:
         self._ahead_tokens = ahead_tokens
         self._placed_s = now
         self._began_s: float | None = None  # None while there is no first byte that tells of the prefill
-        self._batch = 0
+        self._batch = self._batch_tokens = 0  # sequences and tokens there when it began
         self._state = State.PLACED
 
     def __repr__(self) -> str:
@@ -126,7 +126,8 @@ class Lease:
     def _begin(self) -> None:
         self._state = State.BEGAN
         self._member.begin(self._booking)
-        self._batch = self._member.view.sequences
+        view = self._member.view
+        self._batch, self._batch_tokens = view.sequences, view.kv_tokens
 
     def _settle(self) -> None:
         has_begun, self._state = self._state is State.BEGAN, State.SETTLED
@@ -139,12 +140,15 @@ class Lease:
         member, work = self._member, self._work
         if usage.cached_tokens is not None:
             miss = max(usage.prompt_tokens - usage.cached_tokens, 1)
-            work = work_of(usage.cached_tokens, miss, work.output_tokens, work.sequences)
+            shape = member.rates.attention_tokens
+            work = work_of(usage.cached_tokens, miss, work.output_tokens, work.sequences, attention_tokens=shape)
         rates = member.model_rates
         if self._ahead_tokens <= QUIET_SHARE * work.miss_tokens:
             waited = work.compute_tokens + self._ahead_tokens
             rates.learn_prefill(member.speed, waited, self._began_s - self._placed_s)
         steps = usage.completion_tokens // max(work.sequences, 1)
-        batch = (self._batch + member.view.sequences + work.sequences) // 2
-        rates.learn_step(member.speed, steps, now - self._began_s, batch)
+        view = member.view  # this request has left it
+        sequences = (self._batch + view.sequences + work.sequences) / 2
+        kv_tokens = (self._batch_tokens + view.kv_tokens + self._booking.kv_tokens) / 2
+        rates.learn_step(member.speed, steps, now - self._began_s, sequences, kv_tokens)
         member.refresh_rates()

@@ -22,6 +22,7 @@ from kvroute.routing.replica import Load, Replica
 FAILURES_MAX = 3  # consecutive failed requests that take a replica out until a health check says that it is well
 PEAK_WINDOW_S = 10.0  # gauges were seen to lag by 3 to 6 s
 REPORT_LIFE_S = 15.0  # what an older report says about unexplained load is no longer believed
+ADAPTERS_KEPT = 4  # LoRA adapters that an engine is taken to keep loaded; its --max-loras is not published
 NOTHING = Promise()
 
 
@@ -39,10 +40,10 @@ class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
-        "_before", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates", "_rates_version",
-        "_stray", "_view", "failures", "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates",
-        "number", "others", "pinned", "prefill_tokens", "prompt_limits", "replica", "requests", "running",
-        "sequences", "speed", "stray_until_s",
+        "_before", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
+        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "is_draining", "is_healthy",
+        "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_tokens",
+        "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -67,12 +68,14 @@ class Member:
         self._peak = self._before = NOTHING  # highest sums of promises in this window and in the one before
         self._peak_since_s = -inf
         self._promise: Promise | None = NOTHING
+        self._used_adapters: list[str] = []  # the last one at the end
         self.adopt(replica, model_rates)
 
     def adopt(self, replica: Replica, model_rates: ModelRates) -> None:
         """Take on what the replica says about itself; promises and health stay."""
         self.replica = replica
         usable = inf if replica.usable_tokens is None else replica.usable_tokens
+        self.adapters = frozenset(card.name for card in replica.cards if card.parent is not None)
         self.prompt_limits = {card.name: min(card.max_model_len or inf, usable) for card in replica.cards}
         self.model_rates = model_rates
         self._rates: Rates = model_rates.rates_of(self.speed)
@@ -97,6 +100,16 @@ class Member:
         if self._rates_version != self.model_rates.version:
             self.refresh_rates()
         return self._rates
+
+    def loads_adapter(self, model: str) -> bool:
+        """Return whether a request for an adapter would have to wait for it to be loaded."""
+        return model not in self._used_adapters
+
+    def use_adapter(self, model: str) -> None:
+        """Note that a request for a model was placed: if that is an adapter, it is loaded and others may go."""
+        if model in self.adapters:
+            kept = [name for name in self._used_adapters if name != model]
+            self._used_adapters = [*kept, model][-ADAPTERS_KEPT:]
 
     def refresh_rates(self) -> None:
         """Recompute the rates after something was learnt."""

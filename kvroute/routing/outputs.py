@@ -13,6 +13,7 @@ from kvroute.routing.demand import Demand
 SEED_TOKENS = 200.0  # answers of chat traces: 200 to 450 tokens in the mean
 GAIN = 0.05
 FIRST_GAIN = 0.5  # the first answer already says more than the seed
+OUTLIER = 8.0  # an answer counts as at most so many times what was expected: one that never ends moves little
 KEYS_MAX = 1024
 
 
@@ -34,6 +35,7 @@ class OutputEstimates:
         for key in ((demand.model, demand.tenant), (demand.model, None)):
             old = self._tokens.pop(key, None)
             gain = FIRST_GAIN if old is None else GAIN
-            self._tokens[key] = (1 - gain) * (SEED_TOKENS if old is None else old) + gain * tokens
+            known = SEED_TOKENS if old is None else old
+            self._tokens[key] = (1 - gain) * known + gain * min(tokens, OUTLIER * max(known, 1.0))
         while len(self._tokens) > KEYS_MAX:
             self._tokens.popitem(last=False)

@@ -16,13 +16,21 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 SEED_FIXED_S = 0.015  # request overhead to the first token; 17 ms was seen for a full hit on a small CPU engine
 SEED_TOKEN_S = 1 / 20_000  # a third of the roofline of 8B on an H100: 2 x 8e9 FLOP a token at 989 TFLOP/s, 61,000/s
 SEED_STEP_S = 0.005  # 16 GB of weights over 3.35 TB/s: 4.8 ms
-BATCH_GROWTH = 0.03
-"""How much a further sequence lengthens a step, in steps of an empty batch. KV traffic of 8B on an H100 gives 0.016 for
-2,000 tokens each and 0.065 for 8,000; a CPU engine measured at batches of 1, 8 and 32 gives 0.05."""
+SEQUENCE_GROWTH = 0.01
+"""How much a further sequence lengthens a step, in steps of an empty batch, its cache apart: arithmetic, sampling and
+bookkeeping. 8B on an H100: 2 x 8e9 FLOP at 400 TFLOP/s are 40 us, of 4.8 ms."""
+KV_GROWTH = 8e-6
+"""The same for each token in the cache of those sequences, which a step reads: 131,072 B at 3.35 TB/s, of 4.8 ms."""
+ATTENTION_TOKENS = 30_000.0
+"""Context at which attention costs a token as much as all weights do: 2 x parameters / (4 x layers x width), FLOP over
+FLOP; 8B with 32 layers of width 4,096 gives 30,500, 70B with 80 of 8,192 gives 53,000."""
+COPY_TOKEN_S = 131_072 / 55e9  # to bring a token's cache back from CPU memory: 8B over PCIe 5
+ADAPTER_S = 0.1  # assumed: to load a LoRA adapter of some 100 MB that the engine does not hold
 
 GAIN_MIN = 0.05  # weight of a new observation once many were seen: the last 20 or so count
 RATIO_MAX = 4.0  # an observation counts as at most this many times off
@@ -34,15 +42,24 @@ STEPS_MIN = 8  # answers shorter than this say little about the step time
 
 
 class Rates(Struct, frozen=True):
-    """One replica's speed, as pricing uses it."""
+    """One replica's speed, as pricing uses it. The first three are learnt, the others follow from the model's shape."""
 
     fixed_s: float = SEED_FIXED_S
     token_s: float = SEED_TOKEN_S  # per token of prefill
     step_s: float = SEED_STEP_S  # per decode step, of an empty batch
+    sequence_growth: float = SEQUENCE_GROWTH
+    kv_growth: float = KV_GROWTH
+    attention_tokens: float = ATTENTION_TOKENS
+    copy_token_s: float = COPY_TOKEN_S
+    adapter_s: float = ADAPTER_S
 
-    def step_at(self, sequences: float) -> float:
-        """Return the time of a step with that many sequences in the batch."""
-        return self.step_s * (1.0 + BATCH_GROWTH * sequences)
+    def growth_at(self, sequences: float, kv_tokens: float) -> float:
+        """Return how much longer than in an empty batch a step is, in empty steps: 0 is as long."""
+        return self.sequence_growth * sequences + self.kv_growth * kv_tokens
+
+    def step_at(self, sequences: float, kv_tokens: float) -> float:
+        """Return the time of a step with that many sequences in the batch, which hold `kv_tokens` in all."""
+        return self.step_s * (1.0 + self.sequence_growth * sequences + self.kv_growth * kv_tokens)
 
 
 SEED = Rates()
@@ -101,11 +118,11 @@ class ModelRates:
         self._token.learn(ratio, share)
         self._publish()
 
-    def learn_step(self, speed: Speed, steps: int, seconds: float, sequences: int) -> None:
-        """Learn from an answer of `steps` tokens that took `seconds` in a batch of `sequences`."""
+    def learn_step(self, speed: Speed, steps: int, seconds: float, sequences: float, kv_tokens: float) -> None:
+        """Learn from an answer of `steps` tokens that took `seconds` in such a batch."""
         if steps < STEPS_MIN or seconds <= 0.0:
             return
-        ratio = seconds / steps / (1.0 + BATCH_GROWTH * sequences) / self._step.value
+        ratio = seconds / steps / (1.0 + self.published.growth_at(sequences, kv_tokens)) / self._step.value
         if self._step.seen >= SETTLED_AT:
             speed.step.learn(ratio / speed.step.value)
         self._step.learn(ratio)
@@ -117,11 +134,11 @@ class ModelRates:
         prefill, step = factor(speed.prefill), factor(speed.step)
         if prefill == step == 1.0:
             return known
-        return Rates(known.fixed_s, known.token_s * prefill, known.step_s * step)
+        return replace(known, token_s=known.token_s * prefill, step_s=known.step_s * step)
 
     def _publish(self) -> None:
         old = self.published
-        new = Rates(self._fixed.value, self._token.value, self._step.value)
+        new = replace(old, fixed_s=self._fixed.value, token_s=self._token.value, step_s=self._step.value)
         if any(
             moved(a, b) for a, b in ((old.fixed_s, new.fixed_s), (old.token_s, new.token_s), (old.step_s, new.step_s))
         ):

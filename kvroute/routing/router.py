@@ -19,7 +19,7 @@ from msgspec import Struct
 from kvroute.errors import ConfigError, NoReplica
 from kvroute.routing.admission import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.baselines import BASELINES
-from kvroute.routing.cost import TERMS, Price, Work, compute_tokens, price, work_of
+from kvroute.routing.cost import TERMS, Price, Slo, Work, compute_tokens, price, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.hold import Hold
@@ -31,6 +31,7 @@ from kvroute.routing.replica import ReplicaId
 KVROUTE = "kvroute"
 POLICIES = (KVROUTE, *BASELINES)
 TIE_SHARE = 0.01
+NOTHING_STORED: Mapping[ReplicaId, int] = {}
 TTFT_WEIGHT = 0.8  # agent traces: own and others' decode as heavy as the prefill made first tokens 18 % later
 
 
@@ -53,6 +54,7 @@ class Router:
         rng: Random | None = None,
         *,
         ttft_weight: float = TTFT_WEIGHT,
+        slo: Slo | None = None,
         knowledge: Knowledge = "exact",
     ) -> None:
         if policy not in POLICIES:
@@ -61,6 +63,7 @@ class Router:
         self.policy = policy
         self._rng = rng or Random(0)
         self._ttft_weight = ttft_weight
+        self._slo = slo
         self._baseline: Policy | None = BASELINES[policy](knowledge) if policy in BASELINES else None
 
     def place(
@@ -69,6 +72,7 @@ class Router:
         hits: Mapping[ReplicaId, int],
         now: float,
         avoid: AbstractSet[ReplicaId] = frozenset(),
+        stored: Mapping[ReplicaId, int] = NOTHING_STORED,
     ) -> Lease:
         """Choose a replica and book it.
 
@@ -77,6 +81,7 @@ class Router:
             hits: prompt tokens that each replica need not compute; absent means none.
             now: the router's clock.
             avoid: replicas that have failed this request already.
+            stored: prompt tokens that each replica has on any tier; only where it is more than in `hits`.
 
         Raises:
             BadRequest: no replica serves the model, or none could ever hold the prompt.
@@ -84,11 +89,11 @@ class Router:
         """
         self.fleet.advance(now)
         members = self._candidates(demand, now, avoid)
-        offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
+        offers = self._offers(demand, hits, stored)
         if self._baseline:
             member = self._baseline(members, Case(demand, hits, now, self._rng))
         else:
-            member = cheapest(members, offers.costs(members), demand)
+            member = self._best(members, offers, demand)
         return self.fleet.book(member, demand, offers.work(member), offers.placement(member, self.policy), now)
 
     def admit(
@@ -133,12 +138,13 @@ class Router:
         hits: Mapping[ReplicaId, int],
         now: float,
         avoid: AbstractSet[ReplicaId] = frozenset(),
+        stored: Mapping[ReplicaId, int] = NOTHING_STORED,
     ) -> list[Offer]:
         """Return what every replica of the model would cost now, the cheapest first; nothing is booked."""
-        offers = Offers(demand, hits, self.fleet.outputs.expect(demand), self._ttft_weight)
+        offers = self._offers(demand, hits, stored)
         members = self.fleet.serving(demand.model)
         open_ = [member for member in members if obstacle(member, demand, avoid) is None]
-        best = cheapest(open_, offers.costs(open_), demand) if open_ else None
+        best = self._best(open_, offers, demand) if open_ else None
         rows = [
             Offer(
                 offers.placement(member, self.policy),
@@ -149,6 +155,15 @@ class Router:
             for member in members
         ]
         return sorted(rows, key=lambda row: (not row.is_chosen, row.obstacle is not None, row.placement.cost_s))
+
+    def _offers(self, demand: Demand, hits: Mapping[ReplicaId, int], stored: Mapping[ReplicaId, int]) -> Offers:
+        return Offers(demand, hits, stored, self.fleet.outputs.expect(demand), self._ttft_weight)
+
+    def _best(self, members: Sequence[Member], offers: Offers, demand: Demand) -> Member:
+        """Return the cheapest; with an SLO, of those that meet it, if any does."""
+        if self._slo is not None:
+            members = [member for member in members if offers.meets(self._slo, member)] or members
+        return cheapest(members, offers.costs(members), demand)
 
     def _candidates(self, demand: Demand, now: float, avoid: AbstractSet[ReplicaId]) -> list[Member]:
         serving = self.fleet.serving(demand.model)
@@ -169,9 +184,17 @@ class Router:
 class Offers:
     """Prices of one request on any replica. Replicas that hold equally much share the work's description."""
 
-    def __init__(self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, ttft_weight: float) -> None:
+    def __init__(
+        self,
+        demand: Demand,
+        hits: Mapping[ReplicaId, int],
+        stored: Mapping[ReplicaId, int],
+        output_tokens: float,
+        ttft_weight: float,
+    ) -> None:
         self._demand = demand
         self._hits = hits
+        self._stored = stored
         self._output_tokens = output_tokens
         self._ttft_weight = ttft_weight
         self._works: dict[int, Work] = {}
@@ -180,11 +203,31 @@ class Offers:
         """Return what the request asks of a replica. One token is always computed, so not all can be hits."""
         demand = self._demand
         hit = self._hits.get(member.replica.id, 0)
+        if self._stored or demand.model in member.adapters:
+            return self._special(member, hit)
         if hit not in self._works:
-            hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
-            miss_tokens = demand.prompt_tokens - hit_tokens
-            self._works[hit] = work_of(hit_tokens, miss_tokens, self._output_tokens, demand.sequences)
+            self._works[hit] = self._work(member, hit)
         return self._works[hit]
+
+    def _work(self, member: Member, hit: int, copy: int = 0, *, loads_adapter: bool = False) -> Work:
+        demand = self._demand
+        hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
+        return work_of(
+            hit_tokens, demand.prompt_tokens - hit_tokens, self._output_tokens, demand.sequences,
+            copy_tokens=min(copy, hit_tokens), loads_adapter=loads_adapter,
+            attention_tokens=member.rates.attention_tokens,
+        )  # fmt: skip
+
+    def _special(self, member: Member, hit: int) -> Work:
+        """Describe what lower tiers and adapters change."""
+        stored = max(self._stored.get(member.replica.id, 0), hit)
+        model = self._demand.model
+        loads = model in member.adapters and member.loads_adapter(model)
+        return self._work(member, stored, stored - hit, loads_adapter=loads)
+
+    def meets(self, slo: Slo, member: Member) -> bool:
+        """Return whether the request would get what it should there."""
+        return slo.is_met(member.view, self.work(member), member.rates)
 
     def price(self, member: Member) -> Price:
         """Return what the request costs there."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvroute.routing import cost
-from kvroute.routing.cost import View, price, work_of
+from kvroute.routing.cost import TERMS, Slo, View, price, work_of
 from tests.routing.builders import ROUND
 
 IDLE = View(capacity_tokens=10_000, max_num_seqs=4)
@@ -36,14 +37,16 @@ def test_an_idle_replica_makes_nobody_wait():
 
 
 def test_a_full_batch_makes_wait_for_a_slot():
-    """With all four slots taken, one of four answers must end: a quarter of 100 steps of 11.2 ms."""
-    assert cost.room_s(View(sequences=4, max_num_seqs=4), SMALL, ROUND) == pytest.approx(0.25 * 100 * 0.0112)
+    """With all four slots taken, one of four answers must end: a quarter of 100 steps of 10.4 ms."""
+    assert cost.room_s(View(sequences=4, max_num_seqs=4), SMALL, ROUND) == pytest.approx(0.25 * 100 * 0.0104)
 
 
 def test_a_full_cache_makes_wait_for_room():
     """300 tokens over a cache of 9,000 promised ones free up when a thirtieth of the answers has ended."""
     view = View(sequences=3, kv_tokens=9_000, capacity_tokens=9_000)
-    assert cost.room_s(view, SMALL, ROUND) == pytest.approx(300 / 9_000 * 100 * 0.0109)
+    assert cost.room_s(view, SMALL, ROUND) == pytest.approx(
+        300 / 9_000 * 100 * 0.01102
+    )  # 10 ms x (1 + 3 x 0.01 + 9,000 x 8e-6)
 
 
 def test_prefill_counts_misses_and_the_overhead():
@@ -57,24 +60,31 @@ def test_attention_makes_late_tokens_dearer():
 
 
 def test_a_prefill_stalls_every_running_sequence():
-    """Five running sequences lose the prefill's time each."""
-    assert cost.stall_s(View(running=5), SMALL, ROUND) == pytest.approx(5 * 0.3015)
+    """Five running sequences lose the prefill's time each, and a hundred of their steps last 0.124 ms longer."""
+    assert cost.stall_s(View(running=5), SMALL, ROUND) == pytest.approx(5 * (0.3015 + 100 * 0.01 * 0.0124))
 
 
 def test_decoding_is_slower_in_a_larger_batch():
-    """A hundred steps next to nine others: 10 ms x (1 + 0.03 x 10) each."""
-    assert cost.decode_s(View(sequences=9), SMALL, ROUND) == pytest.approx(100 * 0.013)
+    """A hundred steps next to nine others that hold 24,700 tokens: 10 ms x (1 + 10 x 0.01 + 25,000 x 8e-6) each."""
+    assert cost.decode_s(View(sequences=9, kv_tokens=24_700), SMALL, ROUND) == pytest.approx(100 * 0.013)
 
 
 def test_promises_over_the_capacity_are_recomputed():
-    """Of 400 tokens of KV, 150 do not fit beside 9,750 promised ones: they are computed again."""
-    view = View(kv_tokens=9_750, capacity_tokens=10_000)
-    assert cost.overflow_s(view, SMALL, ROUND) == pytest.approx(0.150)
+    """150 of 400 tokens do not fit beside 9,750: one sequence of 29 is preempted, 350 tokens of (9,750 + 400) / 29."""
+    view = View(kv_tokens=9_750, capacity_tokens=10_000, sequences=28)
+    assert cost.overflow_s(view, SMALL, ROUND) == pytest.approx(0.350)
+
+
+def test_a_large_overflow_preempts_more_than_one():
+    """390 tokens that do not fit are more than a sequence of 350."""
+    view = View(kv_tokens=9_990, capacity_tokens=10_000, sequences=29)
+    assert cost.overflow_s(view, SMALL, ROUND) == pytest.approx(0.390)
 
 
 def test_overflow_that_was_there_before_is_not_charged_again():
-    """A request pays at most for its own tokens, however overcommitted the replica is."""
-    assert cost.overflow_s(View(kv_tokens=90_000, capacity_tokens=10_000), SMALL, ROUND) == pytest.approx(0.4)
+    """A request pays for its own tokens, or one sequence, however overcommitted the replica is."""
+    view = View(kv_tokens=90_000, capacity_tokens=10_000, sequences=499)
+    assert cost.overflow_s(view, SMALL, ROUND) == pytest.approx(0.4)
 
 
 def test_filling_a_full_cache_costs_what_it_evicts():
@@ -91,11 +101,36 @@ def test_an_unknown_capacity_never_overflows():
 def test_the_weight_takes_the_rest_out():
     """With a weight of 1 only what delays the first token, and lost cache, counts."""
     view = View(running=5, sequences=5, capacity_tokens=10_000)
-    wait, prefill, stall, decode, overflow = price(view, SMALL, ROUND, 1.0)
-    assert (stall, decode) == (0.0, 0.0)
-    assert price(view, SMALL, ROUND, 0.25)[2:4] == pytest.approx((0.75 * 5 * 0.3015, 0.75 * 100 * 0.0118))
-    assert price(view, SMALL, ROUND, 0.25)[:2] == (wait, prefill)
-    assert price(view, SMALL, ROUND, 0.25)[4] == overflow
+    first, part = (dict(zip(TERMS, price(view, SMALL, ROUND, weight), strict=True)) for weight in (1.0, 0.25))
+    assert (first["stall"], first["decode"]) == (0.0, 0.0)
+    assert part["stall"] == pytest.approx(0.75 * cost.stall_s(view, SMALL, ROUND))
+    assert part["decode"] == pytest.approx(0.75 * cost.decode_s(view, SMALL, ROUND))
+    assert [first[term] for term in ("wait", "copy", "prefill", "adapter", "overflow")] == [
+        part[term] for term in ("wait", "copy", "prefill", "adapter", "overflow")
+    ]
+
+
+def test_blocks_on_a_lower_tier_are_copied_not_computed():
+    """800 of 1,000 hit tokens lie on the CPU: they take a copy each and room, and no prefill."""
+    work, rates = work_of(1_000, 100, 50.0, copy_tokens=800), replace(ROUND, copy_token_s=1e-5)
+    assert cost.copy_s(IDLE, work, rates) == pytest.approx(0.008)
+    assert work.compute_tokens == work_of(1_000, 100, 50.0).compute_tokens
+    assert cost.kv_tokens(IDLE, work) == cost.kv_tokens(IDLE, work_of(1_000, 100, 50.0))
+    assert work.new_tokens == 100 + 800 + 50
+
+
+def test_an_adapter_that_is_not_loaded_costs_its_loading():
+    """The time is charged once, where it was not used lately."""
+    assert cost.adapter_s(IDLE, work_of(0, 300, 100.0, loads_adapter=True), ROUND) == ROUND.adapter_s
+    assert cost.adapter_s(IDLE, SMALL, ROUND) == 0.0
+
+
+def test_an_slo_is_met_by_both_of_its_times():
+    """300 tokens take 0.3115 s; a step beside three sequences of 9,700 tokens takes 11.2 ms."""
+    view = View(sequences=3, kv_tokens=9_700)
+    assert Slo(0.32, 0.0113).is_met(view, SMALL, ROUND)
+    assert not Slo(0.31, 0.0113).is_met(view, SMALL, ROUND)
+    assert not Slo(0.32, 0.0111).is_met(view, SMALL, ROUND)
 
 
 @given(views, st.integers(0, 100_000), st.integers(1, 100_000), st.floats(0, 1))

@@ -15,12 +15,12 @@ def taught(rates: ModelRates, speed: Speed, token_s: float, step_s: float, times
     for _ in range(times):
         rates.learn_prefill(speed, 16, 0.02 + 16 * token_s)
         rates.learn_prefill(speed, 4_000, 0.02 + 4_000 * token_s)
-        rates.learn_step(speed, 100, 100 * step_s * (1 + 0.03 * 8), 8)
+        rates.learn_step(speed, 100, 100 * step_s * (1 + 0.01 * 8 + 8e-6 * 20_000), 8, 20_000)
 
 
 def test_step_time_grows_with_the_batch():
-    """Each further sequence lengthens a step by a fixed share of an empty batch's."""
-    assert ROUND.step_at(10) == pytest.approx(0.013)
+    """Ten sequences that hold 25,000 tokens: 10 ms x (1 + 10 x 0.01 + 25,000 x 0.000008)."""
+    assert ROUND.step_at(10, 25_000) == pytest.approx(0.013)
 
 
 def test_rates_are_learnt_from_a_seed_that_is_far_off():
@@ -72,14 +72,14 @@ def test_an_outlier_moves_little():
 def test_short_answers_teach_no_step_time():
     """An answer of a few tokens says nothing about the step time."""
     rates = ModelRates(ROUND)
-    rates.learn_step(Speed(), 3, 9.0, 1)
+    rates.learn_step(Speed(), 3, 9.0, 1, 0)
     assert rates.published == ROUND
 
 
 def test_small_moves_are_not_published():
     """What changes no decision changes no version, so that nothing is recomputed for it."""
     rates, speed = ModelRates(ROUND), Speed()
-    rates.learn_step(speed, 100, 1.03 * 1.01, 1)
+    rates.learn_step(speed, 100, 1.01 * 1.01, 1, 0)
     assert rates.version == 0
 
 

@@ -12,12 +12,13 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvroute.errors import KvrouteError, NoReplica
-from kvroute.routing.cost import TERMS, compute_tokens
+from kvroute.routing.cost import TERMS, Slo, compute_tokens
 from kvroute.routing.demand import Outcome, Promise
 from kvroute.routing.lease import Lease
-from kvroute.routing.replica import Load, ReplicaId
+from kvroute.routing.replica import Load, ModelCard, Replica, ReplicaId
 from kvroute.routing.router import TIE_SHARE, Router
 from tests.routing.builders import ROUND, ask, fleet_of, hits, ids, replica, router_of
 
@@ -283,6 +284,61 @@ def test_a_fleet_without_replicas_is_a_matter_of_waiting():
     """Before discovery has found anything no model is denied."""
     with pytest.raises(NoReplica):
         Router(fleet_of(), "kvroute").place(ask(10), {}, now=0.0)
+
+
+def test_a_hot_prefix_gets_a_second_copy_when_waiting_costs_more():
+    """The holder is kept while its wait is shorter than computing the prefix elsewhere, and not for longer."""
+    router = router_of("r0", "r1")
+    holder = hits(r0=3_000)
+    chosen = [router.place(ask(3_500), holder, now=0.0).replica.id for _ in range(8)]
+    assert chosen[:2] == ["r0", "r0"]
+    assert chosen.index("r1") == 7  # computing all takes 3.7 s; a hit 0.6 s, and for each before it 0.5 s of waiting
+
+
+def test_a_new_replica_is_warmed_by_cold_work():
+    """Where the caches of the others are full, cold prompts go to the empty one, and conversations stay."""
+    router = router_of("r0", "r1")
+    for id in ids("r0 r1"):
+        router.fleet.report(id, Load(prompt_tokens=100_000), now=0.0)
+    router.fleet.join(replica("r2"), now=0.0)
+    for turn in range(6):
+        with router.place(ask(2_000), {}, now=float(turn)) as lease:
+            assert lease.replica.id == "r2"
+        with router.place(ask(2_000), hits(r1=1_900), now=float(turn)) as lease:
+            assert lease.replica.id == "r1"
+
+
+def test_an_adapter_stays_where_it_is_loaded():
+    """Requests for an adapter share a replica while it is idle; the base model's go round."""
+    adapter = ModelCard("a-lora", 8192, parent="a")
+    router = router_of(*(with_card(replica(name, "a"), adapter) for name in ("r0", "r1")))
+    assert [finished(router, "a-lora") for _ in range(4)] == ["r0"] * 4
+    assert {finished(router, "a") for _ in range(4)} == {"r0", "r1"}
+
+
+def with_card(whole: Replica, card: ModelCard) -> Replica:
+    return replace(whole, cards=(*whole.cards, card))
+
+
+def finished(router: Router, model: str) -> str:
+    with router.place(ask(100, model), {}, now=0.0) as lease:
+        return lease.replica.id
+
+
+def test_a_copy_from_a_lower_tier_beats_computing_again():
+    """2,000 tokens on r1's CPU are copied rather than computed on r0, and the price shows it."""
+    router = router_of("r0", "r1")
+    lease = router.place(ask(2_100), {}, now=0.0, stored=hits(r1=2_000))
+    assert (lease.replica.id, lease.placement.miss_tokens) == ("r1", 100)
+    assert lease.placement.terms["copy"] == pytest.approx(2_000 * ROUND.copy_token_s)
+
+
+def test_an_slo_comes_before_the_cost():
+    """The cheaper replica would answer in time but too slowly: with an SLO the request goes to the other."""
+    for slo, expected in ((None, "r0"), (Slo(ttft_s=5.0, step_s=0.012), "r1"), (Slo(1e-6, 1e-6), "r0")):
+        router = router_of("r0", "r1", slo=slo)
+        router.fleet.set_others({ReplicaId("r0"): Promise(20, 0, 20_000)})
+        assert router.place(ask(2_000), hits(r0=1_900), now=0.0).replica.id == expected
 
 
 @given(
