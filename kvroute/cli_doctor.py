@@ -1,4 +1,4 @@
-"""`kvroute doctor`: reads settings, has the pool examined and prints the verdicts; exits with 1 where routing is blind."""
+"""`kvroute doctor`: reads settings, has the pool examined, prints the verdicts. Exits with 1 where routing is blind."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import asyncio
 from array import array
 from itertools import zip_longest
 
+from kvroute.adapters.model_files import find_model
 from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.adapters.replica_tokens import CannotAsk, ReplicaTokens
 from kvroute.adapters.tokens import PROBE_CHAT, PROBE_TEXT, WHOLE, PromptReader, open_reader
@@ -57,6 +58,13 @@ class Readers:
     """The files' readers, one a model and root, opened at first need."""
 
     def __init__(self, setting: str) -> None:
+        """Take "auto", "none" or a directory.
+
+        Raises:
+            ConfigError: it names a directory without a tokenizer.
+        """
+        if setting not in ("auto", "none"):
+            find_model(setting, None, "", {})
         self.setting = setting
         self._readers: dict[tuple[str, str | None], PromptReader] = {}
         self._opening = asyncio.Lock()
@@ -65,7 +73,7 @@ class Readers:
         """Return a model's reader.
 
         Raises:
-            ConfigError: the setting names a directory without a usable tokenizer.
+            ConfigError: the files of the directory that was named cannot be used.
         """
         async with self._opening:
             key = (card.name, card.root)

@@ -19,6 +19,8 @@ AILMENTS = {  # words in what was seen -> what mends it
     "SSL": "does it speak http:// only? Else look at vLLM's --ssl-keyfile and --ssl-certfile",
     "answered 503": "its engine died: vLLM's log says of what; restart it",
     "answered": "is this the URL of a vLLM server, without /v1 or another path at its end?",
+    "disconnected": "does it speak https:// only? Else look into vLLM's log",
+    "Name or service": "check the host's name in the URL, and DNS on this machine",
     "not answer": "is the machine down, or a firewall between?",
     "": "start vLLM with --host 0.0.0.0 and the --port of this URL; look into its log",
 }
@@ -285,7 +287,15 @@ def _counted(probe: ProbeFacts, rank: str) -> Iterator[Finding]:
 
 def _delivered(probe: ProbeFacts, first: int, second: int, rank: str) -> Iterator[Finding]:
     predicted = probe.predicted_tokens
-    if second == 0 and predicted > 0:
+    if predicted == 0:
+        yield Finding(
+            "hash probe",
+            "note",
+            f"shows nothing{rank}: a prompt of {probe.prompt_tokens:,} tokens does not fill a block",
+            "nothing is reused at this context length, whichever way requests go",
+            "a longer --max-model-len or a smaller --block-size",
+        )
+    elif second == 0:
         yield _missed(probe, rank)
     elif first >= second:
         yield Finding(
