@@ -1,4 +1,4 @@
-"""A server between a client and replicas, as load balancers and gateways are: it takes turns, and may change answers."""
+"""A server between a client and replicas, as balancers and gateways are: it takes turns, and may change answers."""
 
 from __future__ import annotations
 
