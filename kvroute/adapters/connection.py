@@ -19,6 +19,8 @@ from kvroute.errors import ReplicaBroke, ReplicaFailed, ReplicaTimedOut, Replica
 
 HIGH_WATER_BYTES = 256 * 1024  # of an answer's body, unread
 HEAD_LIMIT_BYTES = 64 * 1024  # status line and headers together
+_H = ord("H")
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 RawHeaders = list[tuple[bytes, bytes]]
 
 
@@ -74,7 +76,7 @@ class Answer:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._waiting()
 
     async def read(self) -> bytes:
         """Return the next bytes of the body as soon as there are any; b"" once the body is complete.
@@ -91,7 +93,12 @@ class Answer:
                 return b""
             if self._spoke:
                 self._until_s = self._connection.loop.time() + self._patience.idle_s
-            await self._wait()
+            await self._waiting()
+        return self.take()
+
+    def take(self) -> bytes:
+        """Return what has come of the body and was not read yet; b"" says nothing about what is still to come."""
+        parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         if self._size >= HIGH_WATER_BYTES and not self.complete:  # complete: the connection may serve another by now
@@ -105,16 +112,14 @@ class Answer:
             self.lose("closed by the router")
             self._connection.abort()
 
-    async def _wait(self) -> None:
+    def _waiting(self) -> asyncio.Future[None]:
         self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # What the connection tells:
 
@@ -165,6 +170,7 @@ class Connection(asyncio.Protocol):
         self._headers: RawHeaders = []
         self._head_bytes = 0
         self._until_eof = False
+        self._is_last = False
         self._paused = False
 
     @property
@@ -218,7 +224,11 @@ class Connection(asyncio.Protocol):
         if answer is None:  # a replica that speaks unasked is not one to reuse
             self.abort()
             return
-        answer.heard = True
+        if not answer.heard:
+            answer.heard = True
+            if data[0] != _H:  # the parser would pass over empty lines
+                self._break(answer, "its answer is not HTTP")
+                return
         if not answer.status or self._headers:
             self._head_bytes += len(data)
         try:
@@ -255,10 +265,18 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         headers, self._headers = self._headers, []
         status = self._parser.get_status_code()
-        if status < 200 or self._answer is None:  # 100 Continue and 103 Early Hints come before the answer
+        if self._answer is None:
             return
         names = {name.lower() for name, _ in headers}
-        self._until_eof = b"content-length" not in names and b"transfer-encoding" not in names
+        is_coded, has_length = b"transfer-encoding" in names, b"content-length" in names
+        if status < 200:  # 100 Continue and 103 Early Hints come before the answer
+            if is_coded or has_length:
+                raise ValueError("an interim answer that claims a body")
+            return
+        if is_coded and _codings(headers) != [b"chunked"]:
+            raise ValueError("a Transfer-Encoding other than chunked, or more than one")
+        self._until_eof = not is_coded and not has_length
+        self._is_last = b"connection" in names and self._parser.get_http_version() != "1.1"  # whatever else it says
         self._answer.begin(status, headers)
 
     def on_body(self, body: bytes) -> None:
@@ -269,11 +287,17 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer is None or not answer.status:
             return
+        trailers, self._headers = self._headers, []
+        if trailers and not _FRAMING.isdisjoint(name.lower() for name, _ in trailers):
+            raise ValueError("a trailer that claims a body")
         self._answer = None
-        self._headers = []  # trailers
         answer.end()
         self.resume()
-        if not self._parser.should_keep_alive() or self._until_eof:
+        if self._is_last or self._until_eof or not self._parser.should_keep_alive():
             self.abort()
         else:
             self._on_free(self)
+
+
+def _codings(headers: RawHeaders) -> list[bytes]:
+    return [value.lower() for name, value in headers if name.lower() == b"transfer-encoding"]

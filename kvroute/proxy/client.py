@@ -34,6 +34,7 @@ TARGET_BYTES_MAX = 8 << 10
 HEAD_BYTES_MAX = 64 << 10  # target and headers together; trailers alike
 WAITING = 8  # requests behind the one that is handled, from which the socket is not read
 WAITING_MAX = 64  # as many may have been in the bytes that were read before
+_FRAMING = (b"content-length", b"transfer-encoding")
 LINGER_S = 5.0  # for a client to take an answer that came before the end of its request
 
 Handle = Callable[[Exchange], Awaitable[None]]
@@ -267,7 +268,8 @@ class Client(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+            if not self._is_deaf:
+                self._decline_upgrade(data[upgrade.args[0] :])
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read on in HTTP/1.1, as a server may (RFC 9110, 7.8): Java's client offers h2c with its first request.
@@ -282,7 +284,7 @@ class Client(asyncio.Protocol):
             if name in exchange.request.fields
         ]
         self._parser = HttpRequestParser(_BodyOnly(self))
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(framing), rest))
+        self._feed(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(framing), rest))
 
     def _broke(self, error: BadRequest) -> None:
         """Read no further; say why, in its turn."""
@@ -314,6 +316,9 @@ class Client(asyncio.Protocol):
             self._headers.append((name, value.rstrip(b" \t")))
             return
         self._head_bytes += len(name) + len(value)  # trailers, which nobody reads
+        if name.lower() in _FRAMING:
+            self._refusal = BadRequest("The request's trailers say again where it ends")
+            raise self._refusal
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refusal = _head_too_large()
             raise self._refusal
@@ -348,13 +353,18 @@ class Client(asyncio.Protocol):
             if self._wait is _Wait.BODY and exchange is self._exchanges[0]:
                 self.wake()
 
+    def on_last_body(self) -> None:
+        """Take the end of a body behind which nothing is read any more, not even another offer to upgrade."""
+        self.on_message_complete()
+        self._is_deaf = True
+
 
 class _BodyOnly:
     """What a parser calls that only has a body to read."""
 
     def __init__(self, client: Client) -> None:
         self.on_body = client.on_body
-        self.on_message_complete = client.on_message_complete
+        self.on_message_complete = client.on_last_body
 
 
 def _size(request: Request) -> int:
