@@ -15,7 +15,7 @@ import secrets
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from xxhash import xxh3_128
 
 from kvroute.adapters.conversation import CannotRender
@@ -24,7 +24,7 @@ from kvroute.adapters.known_texts import EMPTY
 from kvroute.adapters.render import Opening, Renderer
 from kvroute.adapters.tokenizer import Tokenizer
 from kvroute.kv.chain import Grown, Root
-from kvroute.kv.prompt import ChatPrompt, WrittenChat
+from kvroute.kv.prompt import USUAL, ChatPrompt, WrittenChat
 
 ENTRY_BYTES = 500  # of an entry besides its chain and tail
 START_BYTES = 2_000  # of what chats share, besides its fields
@@ -32,6 +32,8 @@ VALUE_FACTOR = 10  # times the bytes of JSON, for the values that were decoded f
 STARTS_SHARE = 8  # of the memory: one part in so many
 WALK_LIMIT = 256  # messages looked at from the end of a chat before it counts as new
 SHORTEST_BYTES = 512  # of a first message: tokenising less is cheaper than remembering it
+USUAL_MAX = 256
+NO_TOOLS = Raw(b"null")
 FOOT_LIMIT_BYTES = 1_024  # a longer one is no template's own text
 SAMPLE = [{"role": role, "content": "x"} for role in ("assistant", "user")]
 
@@ -77,6 +79,9 @@ class KnownTurns:
         self._tokenizer = tokenizer
         self._known: Generations[bytes, Known] = Generations(limit_bytes - limit_bytes // STARTS_SHARE)
         self._starts: Generations[bytes, _Start] = Generations(limit_bytes // STARTS_SHARE)
+        self._usual: dict[
+            tuple[int, Root], tuple[_Start, xxh3_128]
+        ] = {}  # the head of chats with no fields of their own
         self._seed = secrets.randbits(64)  # so that nobody can make two chats that share an entry
 
     @property
@@ -93,12 +98,9 @@ class KnownTurns:
         """
         if not self.anchors:
             return None
-        hasher = xxh3_128(_encoder.encode(chat.fields), self._seed)
-        hasher.update(chat.tools)
-        start = self._start(hasher.digest(), chat)
+        start, hasher = self._head(chat, block_size, root)
         if start.opening is None:
             return None
-        hasher.update(b"%d %d" % (block_size, root))
         keys = []
         for message in chat.messages:
             hasher.update(message)
@@ -138,6 +140,19 @@ class KnownTurns:
             if (known := self._known.get(keys[count - 1])) is not None:
                 return count, known
         return 1, self._known.get(keys[0])
+
+    def _head(self, chat: WrittenChat, block_size: int, root: Root) -> tuple[_Start, xxh3_128]:
+        """Return what the chat shares with others, and a hash of all that stands before its messages."""
+        is_usual = chat.fields is USUAL and chat.tools == NO_TOOLS
+        if is_usual and (known := self._usual.get((block_size, root))) is not None:
+            return known[0], known[1].copy()
+        hasher = xxh3_128(_encoder.encode(chat.fields), self._seed)
+        hasher.update(chat.tools)
+        start = self._start(hasher.digest(), chat)
+        hasher.update(b"%d %d" % (block_size, root))
+        if is_usual and len(self._usual) < USUAL_MAX:
+            self._usual[block_size, root] = start, hasher.copy()
+        return start, hasher
 
     def _start(self, key: bytes, chat: WrittenChat) -> _Start:
         start = self._starts.get(key)

@@ -84,7 +84,11 @@ class LocalTokens:
             unread = self.turns.find(chat, block_size, root) if self.turns is not None else None
             if unread is None or self.turns is None:
                 return None
-            encoded = await self._encode(unread.texts, sum(len(text.encode()) for text in unread.texts))
+            size_bytes = sum([len(text.encode()) for text in unread.texts])
+            if self._is_short(size_bytes):  # or nothing
+                encoded = self._encode_now(unread.texts, size_bytes)
+            else:
+                encoded = await self._encode(unread.texts, size_bytes)
         except (CannotRender, msgspec.DecodeError, ValueError, RecursionError):  # the other way says what is wrong
             return None
         grown = unread.start
@@ -162,11 +166,12 @@ class LocalTokens:
 
     def _encode_now(self, texts: list[str], size_bytes: int) -> list[bytes]:
         """Encode in this thread, and learn the pace from it."""
+        if size_bytes < PACE_BYTES_MIN:
+            return self.tokenizer.encode_parts(texts)
         start_s = time.thread_time()
         encoded = self.tokenizer.encode_parts(texts)
-        if size_bytes >= PACE_BYTES_MIN:
-            change_s = (time.thread_time() - start_s) / size_bytes - self._byte_s
-            self._byte_s += (SLOWER if change_s > 0 else FASTER) * change_s
+        change_s = (time.thread_time() - start_s) / size_bytes - self._byte_s
+        self._byte_s += (SLOWER if change_s > 0 else FASTER) * change_s
         return encoded
 
     async def _encode_in(self, pool: ThreadPoolExecutor, texts: list[str], size_bytes: int) -> list[bytes]:

@@ -99,10 +99,19 @@ class PromptReader:
 
     async def read(self, source: PromptSource, *, block_size: int, root: Root) -> Prompt:
         """Return the prompt of a request. Never fails: what no door can read becomes text chunks."""
+        if isinstance(source, WrittenChat):
+            if self.mode == "local" and self._local is not None:
+                prompt = await self._local.read_turns(source, block_size, root)
+                if prompt is not None:
+                    return prompt
+            size_bytes = source.size_bytes
+            try:
+                source = source.decoded()
+            except (msgspec.DecodeError, RecursionError):  # the engine says so itself
+                self.approximated += 1
+                return Prompt(PrefixChain(b""), size_bytes // BYTES_PER_TOKEN, block_size, exact=False)
         if isinstance(source, TokenPrompt):
             return _prompt(source.ids, block_size, root)
-        if isinstance(source, WrittenChat):
-            return await self._read_written(source, block_size, root)
         local, replica = self._doors(source)
         try:
             if local is not None:
@@ -115,18 +124,6 @@ class PromptReader:
             log.warning("a prompt of an unforeseen shape is read as text", exc_info=True)
         self.approximated += 1
         return approximate(source, block_size, root)
-
-    async def _read_written(self, chat: WrittenChat, block_size: int, root: Root) -> Prompt:
-        if self.mode == "local" and self._local is not None:
-            prompt = await self._local.read_turns(chat, block_size, root)
-            if prompt is not None:
-                return prompt
-        try:
-            decoded = chat.decoded()
-        except (msgspec.DecodeError, RecursionError):  # the engine says so itself
-            self.approximated += 1
-            return Prompt(PrefixChain(b""), chat.size_bytes // BYTES_PER_TOKEN, block_size, exact=False)
-        return await self.read(decoded, block_size=block_size, root=root)
 
     async def extend(self, prompt: Prompt, answer: str, completion_tokens: int, root: Root) -> PrefixChain | None:
         """Return the chain of a prompt and its generated answer as the engine's cache holds it after the answer.

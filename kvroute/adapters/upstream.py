@@ -23,6 +23,7 @@ from kvroute.routing.replica import Replica
 
 TICK_S = 0.5  # at most between two looks at the clock for all connections: cheaper than a timer for every answer
 CLOSE_WAIT_S = 1.0  # for sockets to be gone at shutdown
+STARTS_MAX = 64  # of requests to one URL, remembered
 SITES_MAX = 4096  # URLs remembered; more than any pool, so that the cache cannot grow with a changing discovery
 
 
@@ -170,8 +171,9 @@ class Upstream:
         headers: Iterable[tuple[bytes, bytes]],
         body_bytes: int,
     ) -> bytes:
-        lines = [f"{method} {site.prefix}{target} HTTP/1.1\r\nHost: {site.host_header}\r\n".encode("latin-1")]
-        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines = [site.start_of(method, target)]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
         if key := self._key_of(replica):
             lines.append(f"Authorization: Bearer {key}\r\n".encode("latin-1"))
         if replica.rank is not None:
@@ -193,6 +195,16 @@ class _Site:
         self.prefix = parts.path.rstrip("/")
         self.connections: set[Connection] = set()
         self._free: list[Connection] = []  # the most recently used last
+        self._starts: dict[tuple[str, str], bytes] = {}
+
+    def start_of(self, method: str, target: str) -> bytes:
+        """Return the first two lines of a request."""
+        start = self._starts.get((method, target))
+        if start is None:
+            start = f"{method} {self.prefix}{target} HTTP/1.1\r\nHost: {self.host_header}\r\n".encode("latin-1")
+            if len(self._starts) < STARTS_MAX:
+                self._starts[method, target] = start
+        return start
 
     def take(self, oldest_s: float) -> Connection | None:
         """Take the most recently used connection that is still good; close the ones that are too old."""

@@ -29,6 +29,9 @@ class ChatPrompt(Struct, frozen=True):
     reasoning_effort: str | None = None
 
 
+USUAL = ChatPrompt(messages=[])  # the fields of most chats: one value, so that it can be told by its identity
+
+
 class WrittenChat(Struct, frozen=True):
     """A conversation as the client wrote it: messages that were read before need not be decoded again."""
 

@@ -5,6 +5,8 @@ Feeds keep it current, the handler reads it. It does not know which replica is h
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 from kvroute.adapters.index import Namespace
@@ -29,7 +31,12 @@ class ServedModel(Struct, frozen=True):
 
     def root(self, cache_salt: str | None) -> Root:
         """Return the root of this model's chains under a client's salt."""
+        if cache_salt is None:
+            return _unsalted(self.entry.base, self.lora)
         return root_of(self.entry.base, self.lora, cache_salt)
+
+
+_unsalted = lru_cache(maxsize=1024)(root_of)  # names are few; salts are as many as clients like
 
 
 class Catalogue:

@@ -29,7 +29,7 @@ from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.openai import Inference
 from kvroute.proxy.question import Question
-from kvroute.proxy.relay import BUSY, Delivery, Order, refusal, relay
+from kvroute.proxy.relay import BUSY, REPLICAS_FAULT, Delivery, Order, refusal, relay
 from kvroute.proxy.splice import asks_for_usage, with_usage
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.visit import Visit
@@ -147,11 +147,14 @@ class Dispatch:
 
     async def _place(self, question: Question, avoid: Set[ReplicaId]) -> Lease:
         """Book a place, waiting a bounded time for a replica to become available."""
-        until_s = self._clock() + self._settings.no_replica_wait_s
+        until_s = None
         while True:
+            now_s = self._clock()
             try:
-                return await self._booked(question, frozenset(avoid))
+                lease = self._router.place(question.demand, question.hits, now_s, avoid)
+                return await self._confirmed(question, avoid, lease) if lease.reserve_tokens else lease
             except NoReplica:
+                until_s = until_s or now_s + self._settings.no_replica_wait_s
                 left_s = until_s - self._clock()
                 if avoid or left_s <= 0:
                     raise
@@ -168,22 +171,19 @@ class Dispatch:
         finally:
             self._stats.held -= 1
 
-    async def _booked(self, question: Question, avoid: frozenset[ReplicaId]) -> Lease:
-        """Choose and book; where memory is tight, have the booking confirmed, else choose again."""
+    async def _confirmed(self, question: Question, avoid: Set[ReplicaId], lease: Lease) -> Lease:
+        """Have a booking confirmed where memory is tight; where another router was faster, choose again."""
         refused: set[ReplicaId] = set()
-        while True:
+        while lease.reserve_tokens and not await self._is_confirmed(lease):
+            refused.add(lease.replica.id)
+            self._stats.refused_reservations += 1
             try:
                 lease = self._router.place(question.demand, question.hits, self._clock(), avoid | refused)
             except NoReplica:
-                if not refused:
-                    raise
                 return self._router.place(question.demand, question.hits, self._clock(), avoid)
-            if not lease.reserve_tokens or await self._confirmed(lease):
-                return lease
-            refused.add(lease.replica.id)
-            self._stats.refused_reservations += 1
+        return lease
 
-    async def _confirmed(self, lease: Lease) -> bool:
+    async def _is_confirmed(self, lease: Lease) -> bool:
         confirmed = False
         try:
             limit = lease.replica.capacity_tokens or lease.reserve_tokens
@@ -195,13 +195,17 @@ class Dispatch:
 
     async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> None:
         """Have one replica answer. A failure is settled and raised; it means that the client has seen nothing."""
-        replica = lease.replica
-        errand.visit.took(lease)
+        replica, request, visit = lease.replica, errand.exchange.request, errand.visit
+        visit.took(lease)
         for prompt in question.prompts:
             self._index.record(replica.id, prompt.chain)
-        served = False
+        served, answer = False, None
         try:
-            delivery = await self._delivery(lease, errand)
+            head = headers.to_replica(request.headers, visit.id)
+            answer = await self._upstream.send(replica, request.method, request.target, head, errand.body)
+            if answer.status in REPLICAS_FAULT:
+                raise await refusal(answer, replica.id)
+            delivery = await relay(errand.exchange, answer, self._order(lease, errand, answer))
             served = errand.exchange.status == 200
         except ReplicaFailed as error:
             if error.answered:  # blamed later, if at all
@@ -210,27 +214,18 @@ class Dispatch:
                 lease.finish(Outcome.FAILED, self._clock())
             raise
         except BaseException:  # the client left; what the engine had computed by its first byte, it keeps
-            served = errand.visit.began_s is not None
+            served = visit.began_s is not None
             raise
         finally:
+            if answer is not None:
+                answer.close()
             if not served:
                 self._take_back(question, replica)
         self._settle(lease, question, errand, delivery)
 
-    async def _delivery(self, lease: Lease, errand: Errand) -> Delivery:
-        request = errand.exchange.request
-        head = headers.to_replica(request.headers, errand.visit.id)
-        answer = await self._upstream.send(lease.replica, request.method, request.target, head, errand.body)
-        try:
-            if failure := await refusal(answer, lease.replica.id):
-                raise failure
-            return await relay(errand.exchange, answer, self._order(lease, errand, answer))
-        finally:
-            answer.close()
-
     def _order(self, lease: Lease, errand: Errand, answer: Answer) -> Order:
-        inference, placement = errand.inference, lease.placement
-        head = headers.to_client(answer.headers, errand.visit.id)
+        inference, placement, visit = errand.inference, lease.placement, errand.visit
+        head = headers.to_client(answer.headers, visit.id)
         head.append((headers.REPLICA, lease.replica.id.encode()))
         if self._settings.expose_prediction:
             head.append((headers.PREDICTED_TOKENS, b"%d" % placement.hit_tokens))
@@ -240,7 +235,7 @@ class Dispatch:
             now_s = self._clock()
             lease.began(now_s)
             if answer.status == 200:
-                errand.visit.began_s = now_s
+                visit.began_s = now_s
 
         is_plain_chat = inference.kind == "chat" and inference.sequences == 1 and bool(inference.sources)
         tells_usage = errand.is_spliced or not inference.stream or asks_for_usage(inference)

@@ -72,7 +72,15 @@ class Handler:
         visit = Visit(headers.request_id(exchange.request.fields.get(headers.REQUEST_ID)), self._clock())
         self._stats.active += 1
         try:
-            await self._answer(exchange, visit)
+            try:
+                await self._serve(exchange, visit)
+            except KvrouteError as error:
+                visit.ended("failed" if error.retryable else "refused", error.message)
+                _refuse(exchange, error, visit)
+            except ConnectionError:
+                raise
+            except Exception as error:  # the border: our own mistakes become a 500 and a trace in the log
+                self._mistake(exchange, visit, error)
             visit.status = exchange.status
         except BaseException:  # cancelled, or a connection error: the client left
             visit.ended("abandoned", "the client left")
@@ -82,21 +90,13 @@ class Handler:
             self._stats.active -= 1
             visit.close(self._stats, self._log, self._clock())
 
-    async def _answer(self, exchange: Exchange, visit: Visit) -> None:
-        try:
-            await self._serve(exchange, visit)
-        except KvrouteError as error:
-            visit.ended("failed" if error.retryable else "refused", error.message)
-            _refuse(exchange, error, visit)
-        except ConnectionError:
-            raise
-        except Exception as error:  # the border: our own mistakes become a 500 and a trace in the log
-            self._stats.unexpected_errors += 1
-            log.exception("request %s", visit.id)
-            visit.ended("failed", repr(error))
-            if exchange.status:
-                raise ConnectionResetError("an answer had begun") from error
-            _refuse(exchange, KvrouteError("The router made a mistake; its log says more"), visit)
+    def _mistake(self, exchange: Exchange, visit: Visit, error: Exception) -> None:
+        self._stats.unexpected_errors += 1
+        log.exception("request %s", visit.id)
+        visit.ended("failed", repr(error))
+        if exchange.status:
+            raise ConnectionResetError("an answer had begun") from error
+        _refuse(exchange, KvrouteError("The router made a mistake; its log says more"), visit)
 
     async def _serve(self, exchange: Exchange, visit: Visit) -> None:
         request = exchange.request
@@ -108,17 +108,15 @@ class Handler:
             return
         body = await exchange.body(self._settings.body_bytes_max)
         inference = _read(request, body)
-        served = await self._served(inference.model)
+        served = self._catalogue.find(inference.model) or await self._served(inference.model)
         visit.model = served.lora or served.entry.base
         question = await self._asker.ask(inference, served, visit.tenant)
         await self._dispatch.answer(exchange, body, question, inference, visit)
 
     async def _served(self, model: str | None) -> ServedModel:
-        """Find the model, waiting for the first replica where none was seen yet."""
+        """Find a model that is not known, waiting for the first replica where none was seen yet."""
+        await self._dispatch.wait_until(lambda: bool(self._catalogue.names()))
         served = self._catalogue.find(model)
-        if served is None:
-            await self._dispatch.wait_until(lambda: bool(self._catalogue.names()))
-            served = self._catalogue.find(model)
         if served is not None:
             return served
         names = self._catalogue.names()

@@ -6,12 +6,13 @@ credentials end here: what a replica wants to see is its own key. The client can
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
+from random import Random
 
 RawHeader = tuple[bytes, bytes]
 
@@ -49,11 +50,15 @@ _KEPT_FROM_REPLICAS = _HOP_BY_HOP | frozenset(
 )
 _KEPT_FROM_CLIENTS = _HOP_BY_HOP | frozenset((b"content-length", REQUEST_ID, REPLICA))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@=+-]{1,128}")
+_ENDS_HERE, _ENDS_THERE, _NAMES_HOPS = 1, 2, 4  # bits of a name: kept from replicas, from clients, `Connection` itself
+_NAMES_MAX = 4096
+_identities = Random(os.urandom(32))  # an id has to be unique, not secret
+_bits: dict[bytes, int] = {}  # by the name as it was written: peers send the same few names again and again
 
 
 def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
     """Return the client's end-to-end headers, with the request's id."""
-    kept = _end_to_end(headers, _KEPT_FROM_REPLICAS)
+    kept = _end_to_end(headers, _ENDS_HERE)
     kept.append((b"X-Request-Id", request_id.encode()))
     kept.append((b"Accept-Encoding", b"identity"))
     return kept
@@ -61,7 +66,7 @@ def to_replica(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]
 
 def to_client(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
     """Return the replica's end-to-end headers, with the request's id; without the length, which the exchange tells."""
-    kept = _end_to_end(headers, _KEPT_FROM_CLIENTS)
+    kept = _end_to_end(headers, _ENDS_THERE)
     kept.append((REQUEST_ID, request_id.encode()))
     return kept
 
@@ -76,7 +81,9 @@ def ours(request_id: str | None = None) -> list[RawHeader]:
 
 def request_id(given: bytes | None) -> str:
     """Return the client's X-Request-Id where it is sound, else a new one."""
-    return given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return f"{_identities.getrandbits(128):032x}"
 
 
 def find(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
@@ -89,15 +96,26 @@ def _date(second: int) -> bytes:
     return formatdate(second, usegmt=True).encode()
 
 
-def _end_to_end(headers: Iterable[RawHeader], excepted: frozenset[bytes]) -> list[RawHeader]:
-    kept, named = [], b""
+def _end_to_end(headers: Iterable[RawHeader], ends: int) -> list[RawHeader]:
+    kept, named, known = [], b"", _bits.get
     for header in headers:
-        name = header[0].lower()
-        if name not in excepted:
+        bits = known(header[0])
+        if bits is None:
+            bits = _bits_of(header[0])
+        if not bits & ends:
             kept.append(header)
-        elif name == b"connection":
+        elif bits & _NAMES_HOPS:
             named += header[1].lower() + b","
     if named in (b"", b"keep-alive,", b"close,"):
         return kept
     hops = {token.strip() for token in named.split(b",")}
     return [header for header in kept if header[0].lower() not in hops]
+
+
+def _bits_of(name: bytes) -> int:
+    lower = name.lower()
+    bits = _ENDS_HERE * (lower in _KEPT_FROM_REPLICAS) | _ENDS_THERE * (lower in _KEPT_FROM_CLIENTS)
+    bits |= _NAMES_HOPS * (lower == b"connection")
+    if len(_bits) < _NAMES_MAX:
+        _bits[name] = bits
+    return bits

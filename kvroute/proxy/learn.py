@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 
 from msgspec import Struct
 
@@ -46,7 +47,10 @@ class Learner:
     def __init__(self, index: Index, stats: HandlerStats) -> None:
         self._index = index
         self._stats = stats
-        self._waiting: asyncio.Queue[_Lesson] = asyncio.Queue(PENDING_MAX)
+        self._waiting: deque[_Lesson] = deque()
+        self._came = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -62,27 +66,32 @@ class Learner:
 
     async def settled(self) -> None:
         """Wait until everything that was waiting is learnt."""
-        await self._waiting.join()
+        await self._is_idle.wait()
 
     def learn(self, replica: ReplicaId, reader: PromptReader, prompt: Prompt, root: Root, delivery: Delivery) -> None:
         """Take an answer in, if there is something to learn from it, and room."""
         usage = delivery.usage
         if usage is None or not (delivery.events or delivery.text) or not completes_block(prompt, usage):
             return
-        try:
-            self._waiting.put_nowait(_Lesson(replica, reader, prompt, root, delivery, usage))
-        except asyncio.QueueFull:
+        if len(self._waiting) >= PENDING_MAX:
             self._stats.answers_not_learnt += 1
+            return
+        self._waiting.append(_Lesson(replica, reader, prompt, root, delivery, usage))
+        if len(self._waiting) == 1:
+            self._is_idle.clear()
+            self._came.set()
 
     async def _read_all(self) -> None:
+        waiting = self._waiting
         while True:
-            for _ in range(TURN_ANSWERS):
-                lesson = await self._waiting.get()
-                try:
-                    await self._read(lesson)
-                finally:
-                    self._waiting.task_done()
-            await asyncio.sleep(0)
+            if not waiting:
+                self._is_idle.set()
+                await self._came.wait()
+                self._came.clear()
+            for _ in range(min(TURN_ANSWERS, len(waiting))):
+                await self._read(waiting.popleft())
+            if waiting:
+                await asyncio.sleep(0)
 
     async def _read(self, lesson: _Lesson) -> None:
         chain, delivery = None, lesson.delivery

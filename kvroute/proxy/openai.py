@@ -21,7 +21,7 @@ from msgspec import UNSET, Raw, Struct
 
 from kvroute.errors import BadRequest, KvrouteError
 from kvroute.kv.chain import tokens_of
-from kvroute.kv.prompt import ChatPrompt, PromptSource, TextPrompt, TokenPrompt, WrittenChat
+from kvroute.kv.prompt import USUAL, ChatPrompt, PromptSource, TextPrompt, TokenPrompt, WrittenChat
 from kvroute.routing.replica import ModelCard
 
 Kind = Literal["chat", "completion", "other", "form"]
@@ -194,6 +194,8 @@ def _chat(fields: _Body) -> tuple[PromptSource, ...]:
     )
     if not understood:
         return ()
+    if _is_usual(fields):
+        return (WrittenChat(fields.messages, fields.tools, USUAL),)
     others = ChatPrompt(
         messages=[],
         documents=fields.documents,
@@ -205,6 +207,19 @@ def _chat(fields: _Body) -> tuple[PromptSource, ...]:
         reasoning_effort=fields.reasoning_effort,
     )
     return (WrittenChat(fields.messages, fields.tools, others),)
+
+
+def _is_usual(fields: _Body) -> bool:
+    """Say whether messages and tools are all that decides the prompt."""
+    return (
+        fields.documents is None
+        and fields.chat_template is None
+        and fields.chat_template_kwargs is None
+        and fields.reasoning_effort is None
+        and fields.add_generation_prompt is True
+        and fields.continue_final_message is False
+        and not fields.add_special_tokens
+    )
 
 
 def _prompts(fields: _Body) -> tuple[PromptSource, ...]:

@@ -46,14 +46,21 @@ class Asker:
 
     async def ask(self, inference: Inference, served: ServedModel, tenant: str) -> Question:
         """Read the prompts and look their chains up, in one round trip."""
-        entry, root = served.entry, served.root(inference.cache_salt)
-        prompts = tuple(
-            [await entry.reader.read(source, block_size=entry.block_size, root=root) for source in inference.sources]
-        )
-        self._stats.unread_prompts += not prompts
-        match = await self._match(served, prompts)
-        hits = hits_of(prompts, match) if inference.reads_cache else {}
-        seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more
+        entry, root, stats = served.entry, served.root(inference.cache_salt), self._stats
+        read, block_size = entry.reader.read, entry.block_size
+        prompts = tuple([await read(source, block_size=block_size, root=root) for source in inference.sources])
+        chains = [prompt.chain for prompt in prompts]
+        match = NOTHING_HELD
+        if any(chains):
+            stats.lookups += 1
+            match = await self._index.match(entry.namespace, chains)
+            stats.local_lookups += match.source == "local"
+        stats.unread_prompts += not prompts
+        hits: dict[ReplicaId, int] = {}
+        seen_tokens = 0
+        if inference.reads_cache:
+            hits = hits_of(prompts, match)
+            seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more
         return Question(
             served=served,
             root=root,
@@ -61,17 +68,8 @@ class Asker:
             demand=demand_of(inference, served, prompts, tenant),
             hits=hits,
             match=match,
-            seen_tokens=seen_tokens if inference.reads_cache else 0,
+            seen_tokens=seen_tokens,
         )
-
-    async def _match(self, served: ServedModel, prompts: tuple[Prompt, ...]) -> Match:
-        chains = [prompt.chain for prompt in prompts]
-        if not any(chains):
-            return NOTHING_HELD
-        self._stats.lookups += 1
-        match = await self._index.match(served.entry.namespace, chains)
-        self._stats.local_lookups += match.source == "local"
-        return match
 
     def _see(self, prompt: Prompt) -> int:
         return min(self._seen.see(prompt.chain), prompt.hit_limit_blocks) * prompt.block_size

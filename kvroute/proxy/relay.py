@@ -50,14 +50,12 @@ class Delivery(Struct):
     failure: ReplicaFailed | None = None  # the replica broke after the client had seen some of its answer
 
 
-async def refusal(answer: Answer, replica: str) -> ReplicaFailed | None:
-    """Return what an answer's status says about the replica; None where it is an answer, if only to a bad request.
+async def refusal(answer: Answer, replica: str) -> ReplicaFailed:
+    """Return what an answer with one of REPLICAS_FAULT says about the replica.
 
     Raises:
         ReplicaFailed: the replica broke while it was saying so.
     """
-    if answer.status not in REPLICAS_FAULT:
-        return None
     body = b""
     while len(body) < REASON_BYTES_MAX and (part := await answer.read()):
         body += part
@@ -84,20 +82,18 @@ async def relay(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
 
 
 async def _whole(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
-    parts: list[bytes] = []
-    size = 0
-    while part := await answer.read():
-        if not size:
+    body = b""
+    while part := answer.take() if answer.complete else await answer.read():  # complete: there is nothing to wait for
+        if not body:
             order.began()
-        parts.append(part)
-        size += len(part)
-        if size > WHOLE_BYTES_MAX:
-            return await _large(exchange, answer, order, b"".join(parts))
-    body = b"".join(parts)
+        body += part
+        if len(body) > WHOLE_BYTES_MAX:
+            return await _large(exchange, answer, order, body)
     if answer.status == 200 and answers.was_aborted(body):
         raise ReplicaBroke(f"{order.replica} aborted the request", replica=order.replica)
     exchange.respond(answer.status, order.headers, body)
-    await _room(exchange, order)
+    if exchange.is_full:
+        await exchange.drained(order.stall_s)
     if answer.status != 200:
         return Delivery()
     usage, text = answers.read_body(body) if b'"usage"' in body else (None, None)

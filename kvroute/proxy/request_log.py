@@ -9,15 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Mapping
 
 import msgspec
+from msgspec import Struct
 
 log = logging.getLogger("kvroute.requests")
 
 FLUSH_S = 0.25
 LINES_MAX = 1024  # of a batch; more flush it early
+
+_encoder = msgspec.json.Encoder()
+
+
+class Line(Struct, frozen=True, omit_defaults=True):
+    """What is written of a request; all times in seconds."""
+
+    at_s: float  # Unix time of its end
+    id: str
+    tenant: str
+    model: str
+    replica: str  # "" where none had it
+    hit_tokens: int  # predicted
+    miss_tokens: int
+    attempts: int
+    outcome: str
+    status: int
+    ttft_s: float | None
+    total_s: float
+    why: str = ""  # what went wrong
 
 
 class RequestLog:
@@ -28,11 +47,14 @@ class RequestLog:
         self._lines: list[bytes] = []
         self._flush: asyncio.TimerHandle | None = None
 
-    def add(self, fields: Mapping[str, object]) -> None:
+    @property
+    def is_on(self) -> bool:
+        """Whether lines are written at all."""
+        return self._is_on and log.isEnabledFor(logging.INFO)
+
+    def add(self, line: Line) -> None:
         """Write a line soon."""
-        if not self._is_on or not log.isEnabledFor(logging.INFO):
-            return
-        self._lines.append(msgspec.json.encode({"at_s": round(time.time(), 3), **fields}))
+        self._lines.append(_encoder.encode(line))
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
         if len(self._lines) >= LINES_MAX:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvroute.proxy.request_log import RequestLog
+import time
+
+from kvroute.proxy.request_log import Line, RequestLog
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.lease import Lease
 
@@ -58,22 +60,22 @@ class Visit:
         if self.began_s is not None:
             ttft_s = self.began_s - self.arrived_s
             stats.ttft.observe(ttft_s)
-        log.add(self._fields(ttft_s, total_s))
+        if log.is_on:
+            log.add(self._line(ttft_s, total_s))
 
-    def _fields(self, ttft_s: float | None, total_s: float) -> dict[str, object]:
-        fields: dict[str, object] = {
-            "id": self.id,
-            "tenant": self.tenant,
-            "model": self.model,
-            "replica": self.replica,
-            "hit_tokens": self.hit_tokens,
-            "miss_tokens": self.miss_tokens,
-            "attempts": self.attempts,
-            "outcome": self.outcome,
-            "status": self.status,
-            "ttft_s": None if ttft_s is None else round(ttft_s, 4),
-            "total_s": round(total_s, 4),
-        }
-        if self.why:
-            fields["why"] = self.why
-        return fields
+    def _line(self, ttft_s: float | None, total_s: float) -> Line:
+        return Line(
+            round(time.time(), 3),
+            self.id,
+            self.tenant,
+            self.model,
+            self.replica,
+            self.hit_tokens,
+            self.miss_tokens,
+            self.attempts,
+            self.outcome,
+            self.status,
+            None if ttft_s is None else round(ttft_s, 4),
+            round(total_s, 4),
+            self.why,
+        )

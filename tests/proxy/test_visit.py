@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from typing import Any
 
-from kvroute.proxy.request_log import RequestLog
+import msgspec
+import pytest
+
+from kvroute.proxy.request_log import Line, RequestLog
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.visit import Visit
 
 
-def closed(visit: Visit) -> tuple[HandlerStats, list[Mapping[str, object]]]:
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvroute.requests")
+
+
+def closed(visit: Visit) -> tuple[HandlerStats, list[dict[str, Any]]]:
     """Close a visit; return the counters and the lines."""
     stats, log = HandlerStats(), Lines()
     visit.close(stats, log, 3.0)
@@ -21,10 +30,10 @@ class Lines(RequestLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: list[Mapping[str, object]] = []
+        self.lines: list[dict[str, Any]] = []
 
-    def add(self, fields: Mapping[str, object]) -> None:
-        self.lines.append(fields)
+    def add(self, line: Line) -> None:
+        self.lines.append(msgspec.structs.asdict(line))
 
 
 def test_line():
@@ -34,7 +43,7 @@ def test_line():
     visit.ended("done")
     stats, (line,) = closed(visit)
     assert {"id": "id-1", "outcome": "done", "attempts": 2, "ttft_s": 0.5, "total_s": 2.0}.items() <= line.items()
-    assert "why" not in line
+    assert not line["why"]
     assert (stats.requests, stats.ttft.sum_s, stats.total.sum_s) == ({("done", 200): 1}, 0.5, 2.0)
 
 
