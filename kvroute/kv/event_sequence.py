@@ -102,6 +102,11 @@ class EventSequence:
         return self._position.seq if self._position else 0
 
     @property
+    def is_asking(self) -> bool:
+        """Whether a replay is wanted or under way; live batches are held back until it is over."""
+        return self._is_asking
+
+    @property
     def is_answer_useless(self) -> bool:
         """Whether the replay under way will not be looked at any further, so that it may be abandoned."""
         return self._answer is not None and self._answer.is_over

@@ -1,0 +1,87 @@
+"""One question to an engine's replay socket: all batches that it still keeps, from a number on.
+
+The request is an empty frame and the number, 8 bytes big-endian. Each kept batch is one message of its own, then comes
+an end mark whose number is all ones. vLLM to 0.25 sends (empty, number, payload), since 0.26 (empty, topic, number,
+payload): frames are read from the end. Source: vLLM's ZmqEventPublisher, vllm/distributed/kv_events.py, PR #45177.
+
+A server drops messages of a long answer that we do not take fast enough, the end mark included: whoever asks must be
+ready for holes and for an answer without an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+
+SEQ_BYTES = 8
+END_SEQ = b"\xff" * SEQ_BYTES
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a larger one ends the connection
+SILENCE_S = 2.0  # an engine looks for questions ten times a second
+ANSWER_S = 60.0  # the longest answer
+WAKE_S = 0.1  # how soon an answer that nobody needs is abandoned
+AT_ONCE = 256  # messages read before others get their turn
+RECEIVED_LIMIT = 20_000  # messages that wait here: twice what an engine keeps by default
+
+
+async def ask(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    start: int,
+    take: Callable[[int, bytes], bool],
+    *,
+    is_useless: Callable[[], bool] = lambda: False,
+    silence_s: float = SILENCE_S,
+) -> bool:
+    """Give `take` every batch of the answer, in order, until it says False. True: the answer came to its end mark.
+
+    Raises:
+        zmq.ZMQError: the endpoint cannot be one.
+    """
+    raw = context.socket(zmq.DEALER)
+    try:
+        raw.setsockopt(zmq.LINGER, 0)
+        raw.setsockopt(zmq.RCVHWM, RECEIVED_LIMIT)
+        raw.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        raw.connect(endpoint)
+        raw.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
+        socket = zmq.asyncio.Socket.from_socket(raw)
+        try:
+            return await _read(socket, raw, take, is_useless, silence_s)
+        finally:
+            socket.close(0)
+    finally:
+        raw.close(0)
+
+
+async def _read(
+    socket: zmq.asyncio.Socket,
+    raw: zmq.Socket[bytes],
+    take: Callable[[int, bytes], bool],
+    is_useless: Callable[[], bool],
+    silence_s: float,
+) -> bool:
+    began_s = heard_s = time.monotonic()
+    while not is_useless():
+        now_s = time.monotonic()
+        if now_s - heard_s > silence_s or now_s - began_s > ANSWER_S:
+            return False
+        if not await socket.poll(int(WAKE_S * 1000)):
+            continue
+        heard_s = time.monotonic()
+        for _ in range(AT_ONCE):
+            try:
+                frames = raw.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) < 3 or len(frames[-2]) != SEQ_BYTES:
+                continue  # no batch, and no end
+            if frames[-2] == END_SEQ:
+                return True
+            if not take(int.from_bytes(frames[-2], "big"), frames[-1]):
+                return False
+        await asyncio.sleep(0)
+    return False
