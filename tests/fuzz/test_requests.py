@@ -29,7 +29,7 @@ Read = tuple[str, str, str, list[tuple[bytes, bytes]], bytes]  # method, target,
 def relaxed(data: bytes) -> bytes:
     """Take away what llhttp passes over and h11 does not; none of it leaves a doubt about where the request ends.
 
-    These are empty lines before a request, and more spaces and names of protocols that look like HTTP in its first line.
+    These are empty lines before a request, and more spaces and names of similar protocols in its first line.
     """
     return re.sub(rb"\A([!-~]+) +([!-~]+) +(HTTP|RTSP|ICE)/", rb"\1 \2 HTTP/", data.lstrip(b"\r\n"))
 
