@@ -57,6 +57,7 @@ class BlockPool:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.changes = 0  # how often anything here has changed
         self._free: OrderedDict[BlockId, None] = OrderedDict((BlockId(n), None) for n in range(1, num_blocks))
         self._references = [0] * num_blocks
         self._hash_of: dict[BlockId, BlockHash] = {}
@@ -96,6 +97,7 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[BlockId]) -> None:
         """Reference cached blocks, which keeps them from being evicted."""
+        self.changes += 1
         for block in blocks:
             if not self._references[block]:
                 del self._free[block]
@@ -107,6 +109,9 @@ class BlockPool:
         The caller looks at `free_blocks` first: asking for more is its mistake.
         """
         assert count <= len(self._free), f"asked for {count} blocks, {len(self._free)} are free"
+        if not count:
+            return []
+        self.changes += 1
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._evict(block)
@@ -117,6 +122,7 @@ class BlockPool:
         """Give the blocks at positions `first` to `last` - 1 of a sequence their hashes: they are full now."""
         if first >= last:
             return
+        self.changes += 1
         hashes = hashes_of(chain)
         named = tuple(BlockHash(block_hash) for block_hash in hashes[first:last])
         for block, block_hash in zip(blocks[first:last], named, strict=True):
@@ -127,6 +133,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one reference to each block of a sequence; those that nobody needs any more join the queue."""
+        self.changes += 1
         idle = []
         for block in reversed(blocks):
             self._references[block] -= 1
@@ -145,6 +152,7 @@ class BlockPool:
         """Forget every hash. Refused (False) while any block is referenced; the queue keeps its order."""
         if len(self._free) != self.usable_blocks:
             return False
+        self.changes += 1
         self._hash_of.clear()
         self._oldest.clear()
         self._younger.clear()

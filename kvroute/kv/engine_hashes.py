@@ -1,0 +1,473 @@
+"""What one engine says it holds: its KV events, turned into blocks that our own chains can name.
+
+Rule 1. Engine hashes are opaque. What an event stores is hashed again from its token ids, adapter and salt, as
+        `kv.chain` would; an engine hash is only the handle by which later events speak of a block.
+Rule 2. An engine stores one content in several places, and says so for each: copies are counted by group and tier, and
+        a block is held on a tier while every group that is indexed there has a copy.
+Rule 3. Only groups whose every block stays (full, MLA and sink-full attention) can promise a hit; others are skipped.
+Rule 4. A chain ends for us where media begin, as the chains of prompts do: such blocks are remembered, so that events
+        about them are understood, and never published. The same for adapters that are only a number (before 0.14).
+Rule 5. After events were lost, blocks are *suspect*: held as far as is known. A block stored below one confirms it, and
+        so does a delivery; they go with their first removal, when a delivery falls short of them, oldest first when the
+        cache would hold more than it can, and after SUSPECT_DELIVERIES deliveries altogether.
+
+Before 0.18 events name neither salts nor media, so what they say of such prompts cannot be told from plain text.
+It does not know sequence numbers, sockets, or where changes go.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from kvroute.kv.block_tree import OPAQUE, ROOT, TIERS, BlockTree, cell_at
+from kvroute.kv.cells import Changes, pack_cells
+from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, extend, hashes_of, root_of
+from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch
+
+INDEXED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+SUSPECT_DELIVERIES = 50
+BLOCKS_PER_CAPACITY = 16  # blocks remembered at most, lower tiers and placeholders included, per block of GPU cache
+BLOCKS_SPARE = 4096
+ROOTS_MAX = 1024
+COPIES_MAX = 65_535
+
+_Column = tuple[int | None, int]  # group, tier
+
+
+class EventCounters(Struct):
+    """Blocks, by what became of them; batches and events where the name says so."""
+
+    stored: int = 0
+    removed: int = 0
+    clears: int = 0  # events
+    ignored_events: int = 0  # of unknown kinds
+    unknown_parents: int = 0  # stored below a block that was never heard of
+    unknown_removals: int = 0
+    placeholders: int = 0  # without tokens
+    mismatches: int = 0  # other block sizes, or token counts that do not fit the hashes
+    sparse: int = 0  # of groups that cannot promise a hit
+    opaque: int = 0  # media, or adapters without a name
+    refused: int = 0  # over the bound
+    suspected: int = 0
+    confirmed: int = 0
+    dropped: int = 0  # suspects that were given up
+
+
+class _Packed(Struct, frozen=True, array_like=True):
+    version: int
+    block_size: int | None
+    open: int
+    hashes: list[EngineHash]  # parents before their children
+    own: bytes  # 8 bytes a block
+    parents: bytes  # 4 bytes a block: the number of the parent in this list, -1 = root
+    opaque: list[int]  # numbers in this list, as are all below
+    columns: list[tuple[int | None, int, bytes]]  # group, tier, copies, 2 bytes a block
+    suspects: list[int]
+    sparse_groups: list[int]
+
+
+class EngineHashes:
+    """One engine's cache: engine hash -> block, and the copies of each."""
+
+    def __init__(self, model: str, capacity_blocks: int, block_size: int | None = None) -> None:
+        self.counters = EventCounters()
+        self.block_size = block_size  # tokens; None until it was learnt
+        self.capacity_blocks = capacity_blocks  # of the GPU
+        self.tree = BlockTree()
+        self._model = model
+        self._blocks: dict[EngineHash, int] = {}
+        self._names: list[EngineHash] = []  # by block
+        self._columns: dict[_Column, array[int]] = {}
+        self._sparse: set[int] = set()
+        self._roots: dict[tuple[str | None, str | None], Root] = {}
+        self._suspects: dict[int, None] = {}  # oldest first
+        self._suspects_by_own: dict[int, list[int]] = {}
+        self._copies = 0  # on the GPU, in the first of its groups
+        self._deliveries = 0  # since blocks became suspect
+
+    def __len__(self) -> int:
+        """Blocks that are remembered, wherever they lie."""
+        return len(self._blocks)
+
+    def __repr__(self) -> str:
+        reached = ", ".join(f"{len(cells)} {tier}" for tier, cells in zip(TIERS, self.tree.cells, strict=True) if cells)
+        return f"<EngineHashes {len(self)} blocks, reached: {reached or 'none'}>"
+
+    @property
+    def suspects(self) -> int:
+        """Blocks that may be gone."""
+        return len(self._suspects)
+
+    def apply(self, batch: EventBatch) -> None:
+        """Take in what an engine step changed."""
+        self.counters.ignored_events += batch.ignored
+        for event in batch.events:
+            if isinstance(event, BlocksStored):
+                self._store(event)
+            elif isinstance(event, BlocksRemoved):
+                self._remove(event)
+            else:
+                self.clear()
+        if self._suspects and self._copies > self.capacity_blocks:
+            self._age()
+
+    def clear(self) -> None:
+        """Forget all blocks: the cache was reset, or the engine restarted. Lower tiers go too, if perhaps too early."""
+        self.counters.clears += 1
+        old = self.tree
+        self.tree = BlockTree()
+        self.tree.open = old.open
+        for tier, changes in enumerate(self.tree.changes):
+            changes.update(old.changes[tier])
+            changes.update(dict.fromkeys(old.cells[tier], False))
+        self._blocks, self._names, self._columns = {}, [], {}
+        self._suspects, self._suspects_by_own, self._copies = {}, {}, 0
+
+    def held(self, chain: PrefixChain, tier: int = 0) -> int:
+        """Return how many leading blocks of a chain are reached on a tier."""
+        cells, hashes = self.tree.cells[tier], hashes_of(chain)
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if cell_at(hashes, middle) in cells:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def changes(self) -> list[Changes]:
+        """Return what changed since this was last asked, for each tier that did."""
+        taken = self.tree.take_changes()
+        return [_packed(tier, cells) for tier, cells in enumerate(taken) if cells]
+
+    def everything(self) -> list[Changes]:
+        """Return all that is reached now, for a store that has nothing of it; nothing is then left to tell."""
+        self.tree.forget_changes()
+        return [Changes(tier, b"", pack_cells(cells)) for tier, cells in enumerate(self.tree.cells) if cells]
+
+    def suspect(self) -> None:
+        """Note that events were lost: every block may be gone, and no count of copies can be trusted."""
+        for column in self._columns.values():
+            for block, copies in enumerate(column):
+                if copies > 1:
+                    column[block] = 1
+        self._suspects = {block: None for block in self._blocks.values() if self.tree.held(block)}
+        self.counters.suspected += len(self._suspects)
+        self._suspects_by_own = {}
+        for block in self._suspects:
+            if not self.tree.is_opaque(block):
+                self._suspects_by_own.setdefault(self.tree.own(block), []).append(block)
+        self._copies = sum(map(bool, self._gpu_column()))
+        self._deliveries = 0
+
+    def delivered(self, chain: PrefixChain, held_blocks: int) -> None:
+        """Note that a request found the first `held_blocks` blocks of its chain in the cache, and not the next one."""
+        if not self._suspects:
+            return
+        hashes = hashes_of(chain)
+        for own in hashes[:held_blocks]:
+            for block in self._suspects_by_own.get(own, ()):
+                self._confirm(block)
+        if held_blocks < len(hashes):
+            for block in self._suspects_by_own.get(hashes[held_blocks], ()):
+                self._give_up(block)
+        self._deliveries += 1
+        if self._deliveries >= SUSPECT_DELIVERIES:
+            for block in list(self._suspects):
+                self._give_up(block)
+
+    def _store(self, event: BlocksStored) -> None:
+        hashes, counters = event.hashes, self.counters
+        if (event.kind is not None and event.kind not in INDEXED_KINDS) or event.group in self._sparse:
+            counters.sparse += len(hashes)
+            return
+        if not event.token_ids or event.block_size <= 0:
+            counters.placeholders += len(hashes)
+            return
+        if self.block_size is None:
+            self.block_size = event.block_size
+        if event.block_size != self.block_size or len(event.token_ids) != len(hashes) * self.block_size * TOKEN_BYTES:
+            counters.mismatches += len(hashes)
+            if event.kind is None and event.group is not None:
+                self._exclude(event.group)
+            return
+        parent = ROOT if event.parent is None else self._blocks.get(event.parent)
+        if parent is None:
+            counters.unknown_parents += len(hashes)
+            return
+        if len(self._blocks) + len(hashes) > BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE:
+            counters.refused += len(hashes)
+            return
+        if self._suspects:
+            self._confirm(parent)
+        salt, plain = _read_keys(event)
+        above = self._root(event.lora_name, salt) if parent == ROOT else self.tree.own(parent)
+        own = array("Q", extend(above, event.token_ids, event.block_size))
+        counters.stored += len(hashes)
+        counters.opaque += len(hashes) - plain
+        self._hold(hashes, own, parent, plain, self._column(event.group, tier_of(event.medium)))
+
+    def _hold(self, hashes: Sequence[EngineHash], own: array[int], parent: int, plain: int, key: _Column) -> None:
+        """Count a copy of each block, putting those that are new below their parent."""
+        tree, blocks, column, tier = self.tree, self._blocks, self._columns[key], key[1]
+        is_shared, stored = self._is_shared(tier), 0
+        for number, name in enumerate(hashes):
+            block = blocks.get(name)
+            if block is None:
+                block = tree.add(parent, own[number], number == plain)
+                blocks[name] = block
+                self._name(block, name)
+            parent = block
+            copies = column[block]
+            if self._suspects and block in self._suspects:
+                self._confirm(block)
+                if copies:  # perhaps the copy that was known is gone, and this is another one
+                    continue
+            if copies >= COPIES_MAX:
+                continue
+            column[block] = copies + 1
+            stored += 1
+            if not copies and (not is_shared or self._is_whole(block, tier)):
+                tree.hold(block, tree.held(block) | 1 << tier)
+        if column is self._gpu_column():
+            self._copies += stored
+
+    def _remove(self, event: BlocksRemoved) -> None:
+        tier = tier_of(event.medium)
+        column = self._columns.get((event.group, tier))
+        if column is None:
+            if event.group not in self._sparse:
+                self.counters.unknown_removals += len(event.hashes)
+            return
+        tree, blocks, tier_bit = self.tree, self._blocks, 1 << tier
+        is_gpu = column is self._gpu_column()
+        unknown = 0
+        for name in event.hashes:
+            block = blocks.get(name)
+            copies = column[block] if block is not None else 0
+            if block is None or not copies:
+                unknown += 1
+                continue
+            column[block] = copies - 1
+            self._copies -= is_gpu
+            if copies == 1:
+                held = tree.held(block) & ~tier_bit
+                tree.hold(block, held)
+                if not held:
+                    self._gone(block)
+        self.counters.unknown_removals += unknown
+        self.counters.removed += len(event.hashes) - unknown
+
+    def _gone(self, block: int) -> None:
+        """No tier has a block any more, as far as whole ones go: forget it, unless something still needs it."""
+        if self._suspects:
+            self._suspects.pop(block, None)
+        tree = self.tree
+        columns = self._columns.values()
+        while block != ROOT and not tree.has_children(block) and not tree.held(block):
+            if len(columns) > 1 and any(column[block] for column in columns):
+                return
+            parent = tree.parent(block)
+            del self._blocks[self._names[block]]
+            tree.drop(block)
+            block = parent
+
+    def _column(self, group: int | None, tier: int) -> _Column:
+        key = (group, tier)
+        if key not in self._columns:
+            self._columns[key] = array("H", bytes(2 * len(self._names)))
+            self._hold_whole(tier)
+        return key
+
+    def _exclude(self, group: int) -> None:
+        """A group turned out to be sparse, which releases before 0.22 do not say."""
+        self._sparse.add(group)
+        for key in [key for key in self._columns if key[0] == group]:
+            del self._columns[key]
+            self._hold_whole(key[1])
+
+    def _hold_whole(self, tier: int) -> None:
+        """The groups of a tier have changed: look again which blocks all of them have."""
+        bit, columns = 1 << tier, [column for key, column in self._columns.items() if key[1] == tier]
+        for name in list(self._blocks):
+            block = self._blocks.get(name)
+            if block is None:  # it went with one that was below it
+                continue
+            held = self.tree.held(block)
+            is_held = bool(columns) and all(column[block] for column in columns)
+            if bool(held & bit) != is_held:
+                held ^= bit
+                self.tree.hold(block, held)
+            if not held:
+                self._gone(block)
+
+    def _is_shared(self, tier: int) -> bool:
+        return sum(key[1] == tier for key in self._columns) > 1
+
+    def _is_whole(self, block: int, tier: int) -> bool:
+        columns = [column for key, column in self._columns.items() if key[1] == tier]
+        return bool(columns) and all(column[block] for column in columns)
+
+    def _gpu_column(self) -> array[int]:
+        return next((column for key, column in self._columns.items() if not key[1]), _NO_COLUMN)
+
+    def _name(self, block: int, name: EngineHash) -> None:
+        if block < len(self._names):
+            self._names[block] = name
+            return
+        more = block + 1 - len(self._names)
+        self._names.extend([name] * more)
+        for column in self._columns.values():
+            column.frombytes(bytes(2 * more))
+
+    def _root(self, lora: str | None, salt: str | None) -> Root:
+        root = self._roots.get((lora, salt))
+        if root is None:
+            if len(self._roots) >= ROOTS_MAX:
+                self._roots.clear()
+            root = self._roots[lora, salt] = root_of(self._model, lora, salt)
+        return root
+
+    def _confirm(self, block: int) -> None:
+        """The engine has a block, so it has all above it."""
+        while block != ROOT and block in self._suspects:
+            del self._suspects[block]
+            self.counters.confirmed += 1
+            block = self.tree.parent(block)
+
+    def _give_up(self, top: int) -> None:
+        """Drop a suspect block, and with it the suspects below."""
+        if top not in self._suspects:
+            return
+        order = [top]
+        for block in order:
+            order.extend(child for child in self.tree.below(block) if child in self._suspects)
+        gpu = self._gpu_column()
+        for block in reversed(order):
+            self._copies -= gpu[block] if gpu else 0
+            for column in self._columns.values():
+                column[block] = 0
+            self.tree.hold(block, 0)
+            self._gone(block)
+        self.counters.dropped += len(order)
+
+    def _age(self) -> None:
+        """The GPU holds more than it can: of the suspects the oldest chains go first, tail first."""
+        while self._suspects and self._copies > self.capacity_blocks:
+            block = next(iter(self._suspects))
+            while (child := next((c for c in self.tree.below(block) if c in self._suspects), ROOT)) != ROOT:
+                block = child
+            self._give_up(block)
+
+    def pack(self) -> bytes:
+        """Return a snapshot for `unpack`: about 25 bytes a block."""
+        order = list(self._blocks.values())
+        number = {block: at for at, block in enumerate(order)}
+        number[ROOT] = ROOT
+        tree = self.tree
+        return msgspec.msgpack.encode(
+            _Packed(
+                version=1,
+                block_size=self.block_size,
+                open=tree.open,
+                hashes=list(self._blocks),
+                own=array("Q", map(tree.own, order)).tobytes(),
+                parents=array("i", [number[tree.parent(block)] for block in order]).tobytes(),
+                opaque=[at for at, block in enumerate(order) if tree.is_opaque(block)],
+                columns=[
+                    (group, tier, array("H", [column[block] for block in order]).tobytes())
+                    for (group, tier), column in self._columns.items()
+                ],
+                suspects=[number[block] for block in self._suspects],
+                sparse_groups=sorted(self._sparse),
+            )
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes, model: str, capacity_blocks: int) -> EngineHashes:
+        """Rebuild from a snapshot; nothing of it counts as changed.
+
+        Raises:
+            ValueError: the bytes are not a snapshot.
+        """
+        packed = msgspec.msgpack.decode(data, type=_Packed)  # its ValidationError is a ValueError
+        count = len(packed.hashes)
+        sizes = [len(packed.own) // 8, len(packed.parents) // 4, *(len(column[2]) // 2 for column in packed.columns)]
+        if packed.version != 1 or set(sizes) != {count}:
+            raise ValueError(f"a snapshot of version {packed.version} with parts of {sizes} blocks for {count}")
+        fresh = cls(model, capacity_blocks, packed.block_size)
+        fresh._sparse = set(packed.sparse_groups)
+        fresh._rebuild(packed)
+        fresh.tree.forget_changes()
+        return fresh
+
+    def _rebuild(self, packed: _Packed) -> None:
+        own, parents, opaque = array("Q", packed.own), array("i", packed.parents), set(packed.opaque)
+        columns = [(group, tier, array("H", copies)) for group, tier, copies in packed.columns]
+        if any(not 0 <= tier < len(TIERS) for _, tier, _ in columns):
+            raise ValueError("a tier that is not known")
+        self.tree.open = packed.open & (OPAQUE - 1)
+        order: list[int] = []
+        for at, name in enumerate(packed.hashes):
+            if not -1 <= parents[at] < at:
+                raise ValueError("a block without its parent")
+            block = self.tree.add(order[parents[at]] if parents[at] >= 0 else ROOT, own[at], at in opaque)
+            self._blocks[name] = block
+            self._name(block, name)
+            order.append(block)
+        for group, tier, copies in columns:
+            column = self._columns[group, tier] = array("H", bytes(2 * len(self._names)))
+            for at, block in enumerate(order):
+                column[block] = copies[at]
+        for tier in {tier for _, tier, _ in columns}:
+            self._hold_whole(tier)
+        self._copies = sum(self._gpu_column())
+        if packed.suspects:
+            self._suspects = {order[at]: None for at in packed.suspects}
+            for block in self._suspects:
+                self._suspects_by_own.setdefault(self.tree.own(block), []).append(block)
+
+
+_NO_COLUMN: array[int] = array("H")
+
+
+def tier_of(medium: str | None) -> int:
+    """Return the number of a tier by the name that events give it."""
+    if medium is None:
+        return 0
+    name = medium.upper()
+    return TIERS.index(name) if name in TIERS else len(TIERS) - 1
+
+
+def _packed(tier: int, cells: dict[int, bool]) -> Changes:
+    gone = [cell for cell, is_reached in cells.items() if not is_reached]
+    if not gone:
+        return Changes(tier, b"", pack_cells(cells))
+    if len(gone) == len(cells):
+        return Changes(tier, pack_cells(gone), b"")
+    return Changes(tier, pack_cells(gone), pack_cells([cell for cell, is_reached in cells.items() if is_reached]))
+
+
+def _read_keys(event: BlocksStored) -> tuple[str | None, int]:
+    """Return the salt of a chain that begins here, and how many of the event's blocks a chain of ours can name."""
+    keys, count = event.extra_keys, len(event.hashes)
+    if event.is_lora_unnamed:
+        return None, 0
+    if keys is None:
+        return None, count
+    if len(keys) != count:
+        return None, 0
+    salt = None
+    for number, own_keys in enumerate(keys):
+        if not own_keys:
+            continue
+        rest = own_keys[1:] if event.lora_name is not None and own_keys[:1] == [event.lora_name] else own_keys
+        if len(rest) == 1 and isinstance(rest[0], str) and number == 0 and event.parent is None:
+            salt = rest[0]
+        elif rest:
+            return salt, number
+    return salt, count
