@@ -10,7 +10,7 @@ from kvroute.fake.publisher import EventPublisher, PublisherConfig
 
 
 @pytest.fixture
-def publish():
+async def publish():
     """Make a publisher with some settings, started."""
     made = []
 
