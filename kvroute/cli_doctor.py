@@ -45,6 +45,11 @@ class Diagnosis(Struct, frozen=True):
     "--api-key", envvar="KVROUTE_API_KEY", metavar="KEY", help="Of the replicas at URL...  [env: KVROUTE_API_KEY]"
 )
 @click.option("--redis", "redis_url", metavar="URL", help="The shared store, to look at as well.")
+@click.option(
+    "--kv-events",
+    metavar="ENDPOINT[,REPLAY]",
+    help="Where vLLM before 0.31 publishes, as in its --kv-events-config, such as tcp://*:5557,tcp://*:5558.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(urls: tuple[str, ...], path: Path | None, as_json: bool, **flags: Any) -> None:
     """Examine running vLLM replicas: is each one fit to be routed to by its cache, and if not, which flag mends it?
@@ -54,7 +59,7 @@ def doctor(urls: tuple[str, ...], path: Path | None, as_json: bool, **flags: Any
     """
     try:
         config = _config(urls, path, flags)
-        diagnosis = asyncio.run(_examine(config, flags["model"]))
+        diagnosis = asyncio.run(_examine(config, flags["model"], flags["kv_events"]))
     except ConfigError as error:
         raise click.ClickException(error.message) from None
     if as_json:
@@ -80,18 +85,21 @@ def _config(urls: tuple[str, ...], path: Path | None, flags: dict[str, Any]) -> 
     return settings
 
 
-async def _examine(config: Config, model: str | None) -> Diagnosis:
+async def _examine(config: Config, model: str | None, kv_events: str | None) -> Diagnosis:
     """Look at every replica at once, then at the store."""
     import aiohttp
 
     from kvroute.adapters.doctor import Doctor
+    from kvroute.adapters.doctor_events import EventEndpoints
     from kvroute.adapters.doctor_store import examine_store
     from kvroute.adapters.doctor_tokens import Readers
 
     readers = Readers(config.tokenizer)
     try:
         async with aiohttp.ClientSession() as session:
-            doctor = Doctor(session, readers, model)
+            endpoint, _, replay = (kv_events or "").partition(",")
+            events = EventEndpoints(endpoint, replay or None) if endpoint else None
+            doctor = Doctor(session, readers, model, events)
             examined = [doctor.examine(one.url.rstrip("/"), one.api_key) for one in config.replicas]
             facts = await asyncio.gather(*examined)
     finally:

@@ -15,12 +15,14 @@ import msgspec
 from msgspec import Struct
 
 from kvroute.adapters.discovery import base_models
+from kvroute.adapters.doctor_events import EventEndpoints, hearing, sources_of
 from kvroute.adapters.doctor_probe import Prober
 from kvroute.adapters.doctor_tokens import Readers, Tokens
+from kvroute.adapters.event_sources import EventSource
 from kvroute.adapters.replica_client import Answered, ReplicaClient
 from kvroute.adapters.vllm_metrics import Page
 from kvroute.errors import ReplicaFailed
-from kvroute.routing.findings import EngineFacts, ProbeFacts, ReplicaFacts
+from kvroute.routing.findings import EngineFacts, EventsFacts, ProbeFacts, ReplicaFacts
 from kvroute.routing.replica import ModelCard
 
 LOOK_TIMEOUT_S = 5.0  # of each small question
@@ -36,12 +38,19 @@ class _Version(Struct):
 
 
 class Doctor:
-    """Examines URLs with what they share: the session, the readers of models, and the model that was asked for."""
+    """Examines URLs with what they share: the session, the readers of models, and what the caller says about all."""
 
-    def __init__(self, session: aiohttp.ClientSession, readers: Readers, model: str | None) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        readers: Readers,
+        model: str | None = None,
+        events: EventEndpoints | None = None,
+    ) -> None:
         self._session = session
         self._readers = readers
         self._model = model
+        self._events = events
         self._room = asyncio.Semaphore(EXAMINED_AT_ONCE)
 
     async def examine(self, url: str, api_key: str | None) -> ReplicaFacts:
@@ -93,18 +102,28 @@ class Doctor:
         compared = await tokens.compared()
         prober = Prober(patient, tokens, card.name, card.max_model_len)
         ranks = facts.engines or (EngineFacts(),)
+        sources = await sources_of(client, self._events, [one.engine for one in ranks])
+        tried = [await _tried_rank(prober, one, len(ranks), sources) for one in ranks]
         return msgspec.structs.replace(
             facts,
             tokens_by="none" if self._readers.setting == "none" else reader.mode,
             tokens_why=reader.why,
             tokens=compared,
-            probes=tuple([await _probed(prober, one, len(ranks)) for one in ranks]),
+            probes=tuple(probe for probe, _ in tried),
+            events=tuple(events for _, events in tried),
         )
 
 
-async def _probed(prober: Prober, engine: EngineFacts, engines: int) -> ProbeFacts:
-    rank = engine.engine if engines > 1 else None
-    return await prober.probe(engine.engine, rank, engine.block_size)
+async def _tried_rank(
+    prober: Prober, engine: EngineFacts, engines: int, sources: dict[int, EventSource] | None
+) -> tuple[ProbeFacts, EventsFacts]:
+    """Probe one engine, and listen to its events meanwhile."""
+    number = engine.engine
+    source = (sources or {}).get(number)
+    events = EventsFacts(number, None if sources is None else source is not None)
+    async with hearing(source, events) as heard:
+        probe = await prober.probe(number, number if engines > 1 else None, engine.block_size)
+    return probe, heard.facts
 
 
 async def _greeted(client: ReplicaClient, facts: ReplicaFacts) -> ReplicaFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvroute.routing.findings import EngineFacts, Finding, ProbeFacts, ReplicaFacts, TokensFacts
+from kvroute.routing.findings import EngineFacts, EventsFacts, Finding, ProbeFacts, ReplicaFacts, TokensFacts
 
 KNOWN_FIRST, KNOWN_LAST = (0, 9), (0, 33)  # releases whose metrics and answers were compared with what is read here
 SLOW_S = 0.05
@@ -45,6 +45,7 @@ def judge_replica(facts: ReplicaFacts) -> list[Finding]:
         *_caches(facts),
         *_tokens(facts),
         *(finding for probe in facts.probes for finding in judge_probe(probe, _rank(facts, probe.engine))),
+        *(finding for one in facts.events for finding in _events(one, facts)),
         *_clock(facts),
     ]
 
@@ -327,6 +328,61 @@ def _missed(probe: ProbeFacts, rank: str) -> Finding:
         "vllm serve --enable-prefix-caching; some models and backends switch it off, the start-up log says so; "
         "is the cache so full that it keeps nothing, or is a balancer behind this URL?",
     )
+
+
+EVENTS_ON = """--kv-events-config '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}'"""
+
+
+def _events(events: EventsFacts, facts: ReplicaFacts) -> Iterator[Finding]:
+    rank = _rank(facts, events.engine)
+    guessed = "what was evicted there, and what others computed, is guessed from what kvroute sends itself"
+    if events.published is None and not events.endpoint:
+        yield Finding(
+            "kv events",
+            "note",
+            f"cannot be known from outside before vLLM 0.31{rank}",
+            "if there are none, " + guessed,
+            "--kv-events tcp://*:5557 here, where vLLM has them on",
+        )
+    elif not events.endpoint:
+        yield Finding("kv events", "warn", f"are off{rank}", guessed, f"vllm serve {EVENTS_ON}")
+    elif events.trouble or not events.heard:
+        yield Finding(
+            "kv events",
+            "warn",
+            f"are not heard{rank}: {events.trouble or f'{events.endpoint} was silent during the hash probe'}",
+            guessed,
+            'open the port to kvroute; an "endpoint" without a * is one that vLLM dials; the "topic" must be the same',
+        )
+    else:
+        yield Finding("kv events", "ok", f"KV events heard{rank}")
+        yield from _heard(events, facts, rank)
+
+
+def _heard(events: EventsFacts, facts: ReplicaFacts, rank: str) -> Iterator[Finding]:
+    """Judge what comes with a stream that works: its blocks, and its replay."""
+    told = next((one.block_size for one in facts.engines if one.engine == events.engine), None)
+    if told is not None and any(size != told for size in events.block_sizes):
+        yield Finding(
+            "block size",
+            "warn",
+            f"events speak of blocks of {', '.join(map(str, events.block_sizes))}, /metrics of {told}{rank}",
+            "hits are predicted in the wrong places",
+            "hybrid models have several; the hash probe says whether kvroute goes by the right one",
+        )
+    lost = "after lost events kvroute must doubt all that it knows of this replica, and starts with nothing"
+    if not events.replay_endpoint:
+        yield Finding("replay", "warn", f"of KV events is off{rank}", lost, f"vllm serve {EVENTS_ON}")
+    elif events.is_replayed:
+        yield Finding("replay", "ok", f"replay on{rank}")
+    else:
+        yield Finding(
+            "replay",
+            "warn",
+            f"of KV events does not give the last one again{rank} ({events.replay_endpoint})",
+            lost,
+            'open that port to kvroute; "buffer_steps" must be above 0',
+        )
 
 
 def _clock(facts: ReplicaFacts) -> Iterator[Finding]:

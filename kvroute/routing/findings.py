@@ -71,10 +71,11 @@ class EventsFacts(Struct, frozen=True):
     engine: int = 0
     published: bool | None = None  # None: the replica does not say
     endpoint: str = ""  # where we listened, "" where we did not
+    trouble: str = ""  # why we could not
     heard: int | None = None  # batches during the hash probe
+    block_sizes: tuple[int, ...] = ()  # of the blocks in them
     replay_endpoint: str = ""
-    replayed: int | None = None  # batches, None where it was not asked or did not answer
-    trouble: str = ""
+    is_replayed: bool | None = None  # the newest batch was given once more; None: it was not asked for
 
 
 class ReplicaFacts(Struct, frozen=True, kw_only=True):
