@@ -28,8 +28,8 @@ class Kind:
 class Writer:
     """Makes requests; the same seed makes the same ones."""
 
-    def __init__(self, tokenizer: Tokenizer, words: list[str], seed: int) -> None:
-        self.tokenizer, self.words = tokenizer, words
+    def __init__(self, tokenizer: Tokenizer, corpus: str, seed: int) -> None:
+        self.tokenizer, self.corpus = tokenizer, corpus
         self.rng = random.Random(seed)
         self.answer_tokens = len(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
 
@@ -49,7 +49,9 @@ class Writer:
         return requests
 
     def text(self, size: int) -> str:
-        return " ".join(self.rng.choices(self.words, k=max(1, size // 7)))[:size]
+        """Return a passage of the corpus that no other text begins like."""
+        start = self.rng.randrange(len(self.corpus) - size)
+        return f"{self.rng.getrandbits(64):x} {self.corpus[start : start + size - 17]}"
 
     def count(self, messages: list[Message]) -> int:
         """Count the tokens of the messages as the chat template renders them."""

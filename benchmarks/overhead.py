@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self.words = sorted(set(" ".join(corpus()).split()))
+        self.corpus = "\n".join(corpus())
         ports = [free_port() for _ in range(ENGINES)]
         for port in ports:
             engine = Program(script("_engine.py", port), folder / f"engine{port}.log")
@@ -75,7 +75,7 @@ class Bench:
 
     def round(self, kind: Kind, conversations: int, seed: int) -> dict[str, float]:
         """Send the same requests through both, in an order that flips each round; CPU seconds a request or chunk."""
-        writer = Writer(self.tokenizer, self.words, seed)
+        writer = Writer(self.tokenizer, self.corpus, seed)
         made = [writer.conversation(kind) for _ in range(conversations)]
         cost = {}
         for who in ("relay", "router") if seed % 2 else ("router", "relay"):
