@@ -129,9 +129,10 @@ def _print(diagnosis: Diagnosis) -> None:
         print_findings("all replicas", [*diagnosis.pool, *common], console)
     if diagnosis.store_facts is not None:
         print_findings(diagnosis.store_facts.url, diagnosis.store, console)
-    blind = [verdict.url for verdict in diagnosis.replicas if is_blind(verdict.findings)]
+    blind = [verdict for verdict in diagnosis.replicas if is_blind(verdict.findings)]
+    examined = f"{len(diagnosis.replicas)} replica{'s' if len(diagnosis.replicas) > 1 else ''}"
     if diagnosis.blind:
-        count = f"{len(blind)} of {len(diagnosis.replicas)} replicas" if blind else "the store"
-        console.print(f"Routing is blind: see FAIL, {count}.", style="bold red")
+        where = f"on {len(blind)} of {examined}" if blind else "without its store"
+        console.print(f"Routing would be blind {where}: see FAIL above.", style="bold red")
     else:
-        console.print(f"Routing sees what it does on all {len(diagnosis.replicas)} replicas.", style="green")
+        console.print(f"{examined} examined: routing would be blind nowhere.", style="green")

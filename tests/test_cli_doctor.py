@@ -42,7 +42,7 @@ def test_a_pool_that_is_well(pool):
     done = run(*pool[:2])
     assert done.returncode == 0, done.stderr
     assert words_of(done).count("hash probe: ") == 2
-    assert "Routing sees what it does on all 2 replicas." in words_of(done)
+    assert "2 replicas examined: routing would be blind nowhere." in words_of(done)
 
 
 def test_a_warning_is_no_failure(pool):
@@ -106,7 +106,7 @@ def test_a_store_that_evicts_fails(pool):
         done = run(pool[0], "--redis", server.url)
     assert done.returncode == 1
     assert "FAIL redis: maxmemory-policy is allkeys-lfu" in words_of(done)
-    assert "see FAIL, the store" in words_of(done)
+    assert "blind without its store" in words_of(done)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ class Doctor:
         prober = Prober(patient, tokens, card.name, card.max_model_len)
         ranks = facts.engines or (EngineFacts(),)
         sources = await sources_of(client, self._events, [one.engine for one in ranks])
-        tried = [await _tried_rank(prober, one, len(ranks), sources) for one in ranks]
+        is_told = self._events is None and sources is not None
+        tried = [await _tried_rank(prober, one, len(ranks), sources or {}, is_told) for one in ranks]
         return msgspec.structs.replace(
             facts,
             tokens_by="none" if self._readers.setting == "none" else reader.mode,
@@ -115,12 +116,12 @@ class Doctor:
 
 
 async def _tried_rank(
-    prober: Prober, engine: EngineFacts, engines: int, sources: dict[int, EventSource] | None
+    prober: Prober, engine: EngineFacts, engines: int, sources: dict[int, EventSource], is_told: bool
 ) -> tuple[ProbeFacts, EventsFacts]:
     """Probe one engine, and listen to its events meanwhile."""
     number = engine.engine
-    source = (sources or {}).get(number)
-    events = EventsFacts(number, None if sources is None else source is not None)
+    source = sources.get(number)
+    events = EventsFacts(number, source is not None if is_told else None)
     async with hearing(source, events) as heard:
         probe = await prober.probe(number, number if engines > 1 else None, engine.block_size)
     return probe, heard.facts

@@ -48,5 +48,5 @@ def _words(finding: Finding) -> Text:
         text.append(f" Cost: {finding.costs}.")
     if finding.remedy:
         text.append(" Remedy: ", style="bold")
-        text.append(f"{finding.remedy}.")
+        text.append(finding.remedy if finding.remedy.endswith("?") else f"{finding.remedy}.")
     return text

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from kvroute.routing.findings import EngineFacts, EventsFacts, Finding, ProbeFacts, ReplicaFacts, TokensFacts
 
 KNOWN_FIRST, KNOWN_LAST = (0, 9), (0, 33)  # releases whose metrics and answers were compared with what is read here
@@ -44,7 +46,7 @@ def judge_replica(facts: ReplicaFacts) -> list[Finding]:
         *_models(facts),
         *_caches(facts),
         *_tokens(facts),
-        *(finding for probe in facts.probes for finding in judge_probe(probe, _rank(facts, probe.engine))),
+        *(finding for probe in _probes(facts) for finding in judge_probe(probe, _rank(facts, probe.engine))),
         *(finding for one in facts.events for finding in _events(one, facts)),
         *_clock(facts),
     ]
@@ -190,7 +192,7 @@ def _tokens(facts: ReplicaFacts) -> Iterator[Finding]:
             "fail",
             f"differ from the replica's /tokenize for {', '.join(_difference(one) for one in wrong)} "
             f"(ours: {facts.tokens_why})",
-            "hits are predicted where there are none, and missed where they are",
+            "kvroute asks the replica for every prompt, where its own check at start notices; else it predicts wrongly",
             "--tokenizer DIR with the very files that vLLM loads, or --tokenizer auto; the template must be that of "
             "vLLM's --chat-template, where it has one",
         )
@@ -239,6 +241,13 @@ def _asked(facts: ReplicaFacts, asked: list[TokensFacts]) -> Finding:
 
 def _difference(one: TokensFacts) -> str:
     return f"{one.prompt} (from token {one.differs_at} on: {one.ours} here, {one.theirs} there)"
+
+
+def _probes(facts: ReplicaFacts) -> Iterator[ProbeFacts]:
+    """Yield the probes; where tokens are known to differ, their length is no news."""
+    is_known = any(one.differs_at is not None for one in facts.tokens)
+    for probe in facts.probes:
+        yield replace(probe, expected_tokens=None) if is_known else probe
 
 
 def judge_probe(probe: ProbeFacts, rank: str = "") -> Iterator[Finding]:
@@ -340,7 +349,7 @@ def _events(events: EventsFacts, facts: ReplicaFacts) -> Iterator[Finding]:
         yield Finding(
             "kv events",
             "note",
-            f"cannot be known from outside before vLLM 0.31{rank}",
+            f"cannot be known from outside{rank}: no /kv_event_sources, which vLLM has since 0.31",
             "if there are none, " + guessed,
             "--kv-events tcp://*:5557 here, where vLLM has them on",
         )
@@ -372,7 +381,8 @@ def _heard(events: EventsFacts, facts: ReplicaFacts, rank: str) -> Iterator[Find
         )
     lost = "after lost events kvroute must doubt all that it knows of this replica, and starts with nothing"
     if not events.replay_endpoint:
-        yield Finding("replay", "warn", f"of KV events is off{rank}", lost, f"vllm serve {EVENTS_ON}")
+        off = "is off" if events.published else "was not tried: --kv-events names no second endpoint"
+        yield Finding("replay", "warn", f"of KV events {off}{rank}", lost, f"vllm serve {EVENTS_ON}")
     elif events.is_replayed:
         yield Finding("replay", "ok", f"replay on{rank}")
     else:

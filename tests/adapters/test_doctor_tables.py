@@ -40,6 +40,12 @@ def test_a_line_says_what_it_costs_and_what_mends_it():
     assert "prefix caching: is off. Cost: every prompt is computed whole. Remedy: vllm serve --enable-prefix" in text
 
 
+def test_a_remedy_that_is_a_question_needs_no_full_stop():
+    """One mark is enough."""
+    assert "Remedy: is it on?" in printed([Finding("health", "fail", "is gone", "", "is it on?")]).strip()
+    assert "?." not in printed([Finding("health", "fail", "is gone", "", "is it on?")])
+
+
 def test_brackets_are_no_markup():
     """What a replica said is printed as it is."""
     assert "[red]x[/]" in printed([Finding("models", "fail", "said [red]x[/]")])

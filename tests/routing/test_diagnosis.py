@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvroute.routing.diagnosis import judge_probe, judge_replica, release_of
-from kvroute.routing.findings import EngineFacts, ProbeFacts, ReplicaFacts, TokensFacts
+from kvroute.routing.findings import EngineFacts, EventsFacts, ProbeFacts, ReplicaFacts, TokensFacts
 from kvroute.routing.replica import ModelCard
 
 ENGINE = EngineFacts(0, 16, 65_536, True)
@@ -12,6 +12,14 @@ PROBE = ProbeFacts(
     expected_tokens=74, prompt_tokens=74, predicted_tokens=64, cached_tokens=(0, 64), counted_hits=64, took_s=(0.2, 0.1)
 )
 EQUAL = TokensFacts("a chat", ours=12, theirs=12)
+HEARD = EventsFacts(
+    published=True,
+    endpoint="tcp://gpu1:5557",
+    heard=2,
+    block_sizes=(16,),
+    replay_endpoint="tcp://gpu1:5558",
+    is_replayed=True,
+)
 WELL = ReplicaFacts(
     url="http://gpu1:8000",
     latency_s=0.001,
@@ -25,6 +33,7 @@ WELL = ReplicaFacts(
     tokens_why="the model's root, /m",
     tokens=(EQUAL,),
     probes=(PROBE,),
+    events=(HEARD,),
 )
 DIFFERENT = TokensFacts("a tool call", ours=40, theirs=44, differs_at=7)
 REFUSED = TokensFacts("a chat", ours=12, why="no use of the answer: /tokenize answered 404")
@@ -74,6 +83,15 @@ def test_a_replica_that_is_well():
         ({"tokens": (ASKED,)}, "tokens", "note", "--tokenizer DIR"),
         ({"tokens": (ASKED,), "tokens_by": "none"}, "tokens", "warn", "as text"),
         ({"tokens": (EQUAL, NOBODY)}, "tokens", "warn", "a tool call"),
+        ({"tokens": (DIFFERENT,), "probes": (replace(PROBE, prompt_tokens=99),)}, "tokens", "fail", "a tool call"),
+        ({"events": (EventsFacts(),)}, "kv events", "note", "--kv-events tcp://*:5557"),
+        ({"events": (EventsFacts(published=False),)}, "kv events", "warn", "--kv-events-config"),
+        ({"events": (replace(HEARD, heard=0),)}, "kv events", "warn", "tcp://gpu1:5557 was silent"),
+        ({"events": (replace(HEARD, heard=None, trouble="no connection"),)}, "kv events", "warn", "no connection"),
+        ({"events": (replace(HEARD, block_sizes=(16, 64)),)}, "block size", "warn", "16, 64"),
+        ({"events": (replace(HEARD, replay_endpoint="", is_replayed=None),)}, "replay", "warn", "is off"),
+        ({"events": (replace(HEARD, replay_endpoint="", published=None),)}, "replay", "warn", "not tried"),
+        ({"events": (replace(HEARD, is_replayed=False),)}, "replay", "warn", "buffer_steps"),
         ({"clock_ahead_s": -90.0}, "clock", "warn", "90 s behind"),
     ],
 )
