@@ -2,14 +2,14 @@
 
     step = max(compute, memory) + overhead + sequence x (chunks + decodes)
 
-    compute   operations of the weights for every token, prompt or decode, and of attention for every pair of a token and
-              one that it attends to: the part that grows with the square of a prompt's length
+    compute   operations of the weights for every token, prompt or decode, and of attention for every pair of a token
+              and one that it attends to: the part that grows with the square of a prompt's length
     memory    the weights once, of experts those that the step's tokens touch, and the cache of every sequence in it
     overhead  launches and bookkeeping, once a step and once a sequence
 
 The arithmetic is that of `kvroute.sizing.speed`; the efficiencies there say which share of a data sheet's figure is
 reached. Times are counted in whole femtoseconds: sums of them are exact, so the time of k decode steps at once, in
-closed form, equals that of k single ones to the last digit, and a simulation may skip steps without changing its result.
+closed form, equals that of k single ones to the last digit, and a simulation may skip steps without changing a result.
 
 Not known here: links between GPUs (part of the efficiencies), pipelines (stages follow each other within a step), and
 how history is spread: decoding sequences are taken to be equally long, which counts too much for layers with a window
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache
+from itertools import pairwise
 from typing import Protocol
 
 from msgspec import Struct
@@ -61,7 +62,7 @@ class StepTime(Protocol):
     def decode_fs(self, steps: int, sequences: int, kv_tokens: int) -> int:
         """Return the duration of `steps` steps that only decode: exactly the sum of their single durations.
 
-        `sequences` is at least 1; `kv_tokens` are in their cache before the first step, and each step adds one for each.
+        `sequences` is at least 1; their cache holds `kv_tokens` before the first step, and each step adds one for each.
         """
 
 
@@ -84,7 +85,7 @@ class _Layers(Struct, frozen=True):
 
 
 class RooflineTime:
-    """Step times of one engine by what its GPUs can compute and read. `speed` divides everything: 10 is ten times as fast.
+    """Step times of one engine by what its GPUs can compute and read. `speed` divides all: 10 is ten times as fast.
 
     Raises:
         ConfigError: a figure that is needed is not known, or an efficiency, an overhead or the speed is out of range.
@@ -157,7 +158,7 @@ class RooflineTime:
                 )  # the first step that reads a full window
                 edges.update(edge for edge in (full - 1, full) if 0 < edge < steps)
         ordered = sorted(edges)
-        for start, end in zip(ordered, ordered[1:], strict=False):
+        for start, end in pairwise(ordered):
             total += self._stretch_fs(end - start, sequences, kv_tokens + start * sequences)
         return total
 

@@ -29,7 +29,7 @@ def bare(name: str, tp: int = 1) -> RooflineTime:
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("tokens", [1, 3_000, 100_000])
 def test_a_decode_step_takes_the_floor_that_sizing_computes(name, tokens):
-    """Where memory is the bound, a step is sizing's decode floor, with windows, experts, latent and recurrent layers."""
+    """Where memory is the bound, a step is sizing's decode floor: windows, experts, latent and recurrent layers too."""
     floor = decode_step_s(preset(name), gpu("h100"), batch=4, tokens=tokens, parallel=Parallel(tp=2))
     assert seconds(bare(name, 2).decode_fs(1, 4, 4 * tokens)) == pytest.approx(floor, rel=1e-5)
 
@@ -37,7 +37,7 @@ def test_a_decode_step_takes_the_floor_that_sizing_computes(name, tokens):
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize(("cached", "tokens"), [(0, 20_000), (60_000, 20_000)])
 def test_a_long_prefill_takes_the_floor_that_sizing_computes(name, cached, tokens):
-    """Where arithmetic is the bound, a step is sizing's prefill floor, its quadratic part and a cached prefix included."""
+    """Where arithmetic is the bound, a step is sizing's prefill floor, with its quadratic part and a cached prefix."""
     floor = prefill_s(preset(name), gpu("h100"), tokens, cached_tokens=cached)
     assert seconds(bare(name).step_fs(StepWork(prefills=((cached, tokens),)))) == pytest.approx(floor, rel=1e-3)
 

@@ -22,9 +22,9 @@ def engine(usable: int, *, budget: int, **limits: object) -> SimReplica:
     return SimReplica(BlockPool(usable + 1, SIZE), Limits(max_num_batched_tokens=budget, **limits))
 
 
-def request(name: str, prompt: int, output: int, *parts: str) -> SimRequest:
+def request(name: str, prompt: int, output: int, *parts: str, priority: int = 0) -> SimRequest:
     """Make a request; without `parts` its blocks are its own, else they name what it shares with others."""
-    return SimRequest(RequestId(name), chain(*(parts or (f"{name}20",))), prompt, output)
+    return SimRequest(RequestId(name), chain(*(parts or (f"{name}20",))), prompt, output, priority)
 
 
 def line(replica: SimReplica) -> str:
@@ -110,6 +110,41 @@ def test_without_the_reservation_a_long_prompt_is_preempted_again_and_again():
         replica.add(request(name, prompt, output))
     assert schedule(replica, 10) == ["A8", "A8", "A1 B7", "A1", "A1 B7", "A1", "A1!", "B8", "B8", "B1! C4"]
     assert (replica.counters.resumed_queries, replica.counters.resumed_hits) == (48, 12)
+
+
+def test_under_priorities_the_least_urgent_gives_way():
+    """The smallest value is admitted first, and where blocks run out the largest one is preempted, whoever asked."""
+    replica = engine(8, budget=64, policy="priority")
+    replica.add(request("A", 8, 12, priority=5))
+    replica.add(request("B", 8, 12, priority=1))
+    assert line(replica) == "B8 A8 | - | 0.500 | 16/0 | S[B0,B1]<-None S[A0,A1]<-None"
+    replica.add(request("C", 8, 12, priority=0))
+    assert trace(replica, 8) == [
+        "B1 A1 C8 | - | 1.000 | 24/0 | S[C0,C1]<-None",
+        "B1 C1 | A | 0.750 | 24/0 |",
+        "B1 C1 | - | 0.750 | 24/0 |",
+        "B1 C1 | - | 0.750 | 24/0 | S[B2]<-B1",
+        "B1 C1 | - | 0.875 | 24/0 | R[A1] S[C2]<-C1",
+        "B1 C1 | - | 1.000 | 24/0 | R[A0]",
+        "B1 C1 | - | 1.000 | 24/0 |",
+        "B1 C1 | - | 1.000 | 24/0 | S[B3]<-B2",
+    ]
+    assert line(replica) == "| B | 0.500 | 24/0 |"  # it asked for a block itself, and ends the step for those behind it
+    assert replica.waiting == ("B", "A")
+    assert schedule(replica, 5) == ["C1", "C1", "C1", "C1!", "B5 A10"]
+
+
+def test_with_asynchronous_scheduling_a_step_is_scheduled_before_the_last_ones_tokens_are_known():
+    """A decoded block is named when its token is known, and the block after it is taken a step early."""
+    replica = engine(8, budget=4, async_scheduling=True)
+    replica.add(request("A", 6, 4))
+    assert trace(replica, 4) == [
+        "A4 | - | 0.250 | 6/0 | S[A0]<-None",
+        "A2 | - | 0.250 | 6/0 |",
+        "A1 | - | 0.250 | 6/0 |",
+        "A1 | - | 0.375 | 6/0 | S[A1]<-A0",
+    ]
+    assert line(replica) == "A1! | - | 0.000 | 6/0 |"
 
 
 def test_a_prompt_that_shares_a_step_is_held_to_the_threshold():
