@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from kvroute.adapters.connection import Answer, Connection, Patience
+from kvroute.adapters.tls import client_tls
 from kvroute.errors import Overloaded, ReplicaUnreachable
 from kvroute.routing.replica import Replica
 
@@ -147,11 +148,7 @@ class Upstream:
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
-            verify = self.settings.tls_verify
-            self._tls = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
-            if verify is False:
-                self._tls.check_hostname = False
-                self._tls.verify_mode = ssl.CERT_NONE
+            self._tls = client_tls(self.settings.tls_verify)
         return self._tls
 
     def _site(self, url: str) -> _Site:
