@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvroute import __version__
 from kvroute.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvroute.config import Config
 
 POLICIES = (
     "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
@@ -58,15 +61,18 @@ def main() -> None:
 @click.option("--index", "index_kind", type=click.Choice(["memory", "redis"]), help="Where the index lives.")
 @click.option("--tokenizer", metavar="auto|DIR|none", help="How prompts become tokens.  [default: auto]")
 @click.option("--policy", metavar="|".join(POLICIES), help="How a replica is chosen.  [default: kvroute]")
+@click.option("--workers", type=int, metavar="N", help="Processes on one port.  [default: one a core, at most 8]")
 @click.option("--show-config", is_flag=True, help="Print the settings that would be used, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details.")
 def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: bool, **flags: Any) -> None:
     """Route requests to the vLLM replicas at URL..., for example http://gpu1:8000 http://gpu2:8000."""
     from kvroute import config
-    from kvroute.proxy.app import run
+
+    def load() -> config.Config:
+        return config.load(path, overrides=_overrides(urls, flags))
 
     try:
-        settings = config.load(path, overrides=_overrides(urls, flags))
+        settings = load()
         if show_config:
             click.echo(config.dump(settings))
             return
@@ -75,9 +81,32 @@ def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: 
                 "`replicas`: no replica given; name at least one URL, e.g. kvroute serve http://gpu1:8000"
             )
         _log_to_stderr(verbose)
-        _run(run(settings))
+        _run(_service(load, settings, verbose))
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _service(load: Callable[[], Config], settings: Config, verbose: bool) -> Coroutine[Any, Any, None]:
+    """Return what serves: one router in this process, or the supervisor of several."""
+    from kvroute.workers.cores import workers_for
+
+    if workers_for(settings) == 1:
+        from kvroute.proxy.app import run
+
+        return run(settings)
+    from kvroute.workers.supervisor import Supervisor
+
+    return Supervisor(load, verbose=verbose).run()
+
+
+@main.command(hidden=True)
+@click.option("-v", "--verbose", is_flag=True)
+def worker(verbose: bool) -> None:
+    """Be one of the processes of `kvroute serve`, which says on the standard input what to do."""
+    from kvroute.workers.worker import main as work
+
+    _log_to_stderr(verbose)
+    sys.exit(work())
 
 
 @main.command()
@@ -90,6 +119,20 @@ def serve(urls: tuple[str, ...], path: Path | None, show_config: bool, verbose: 
 @click.option("--block-size", type=click.IntRange(1, 8192), default=16, show_default=True, help="Tokens a block.")
 @click.option("--speed", type=click.FloatRange(0.01, 10_000), default=1.0, show_default=True, help="1 = one GPU.")
 @click.option("--faults", is_flag=True, help="Accept POST /_fault, for tests.")
+@click.option(
+    "--kv-events",
+    metavar="ENDPOINT",
+    help="Publish KV events: tcp://*:PORT is bound (0 = any), tcp://HOST:PORT dialled.",
+)
+@click.option("--kv-events-replay", metavar="ENDPOINT", help="Bind a replay socket, e.g. tcp://*:0.")
+@click.option("--kv-events-topic", metavar="TOPIC", default="", help="Topic of the events.  [default: empty]")
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    show_default=True,
+    help="Seconds that requests under way get after SIGTERM.",
+)
 def replica(**options: Any) -> None:
     """Run a simulated vLLM replica: its HTTP surface, cache and speed, without a GPU."""
     from kvroute.fake.server import run_replica
@@ -129,6 +172,7 @@ def _overrides(urls: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
         "index_kind": "store.kind",
         "tokenizer": "tokenizer",
         "policy": "routing.policy",
+        "workers": "workers",
     }
     given = {names[flag]: value for flag, value in flags.items() if value is not None}
     if urls:

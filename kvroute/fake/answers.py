@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from kvroute.fake import text
 from kvroute.fake.driver import Driver, Job, Progress
+from kvroute.fake.events import Story
 from kvroute.fake.openai import Choice, Count
 from kvroute.fake.requests import Ask, Model
-from kvroute.kv.chain import TOKEN_BYTES, TokenBytes, chain_of, root_of
+from kvroute.kv.chain import TOKEN_BYTES, Root, TokenBytes, chain_of, root_of
 from kvroute.sim.replica import RequestId, SimRequest
 
 
@@ -26,6 +27,11 @@ class Script(Struct, frozen=True):
         """Return the ids and the text of some of its tokens; the end-of-turn token has no text."""
         ids = list(text.ids_of(self.ids)[first:last])
         return ids, "".join(text.piece_of(token) for token in ids if token != text.END_OF_TURN)
+
+
+def engine_root(model: str, salt: str | None) -> Root:
+    """Return the seed of this engine's block hashes: like a real engine's, they equal no router's own."""
+    return root_of(f"{model} inside an engine", None, salt)
 
 
 class Studio:
@@ -44,7 +50,17 @@ class Studio:
             EngineBusy: the queue is full.
         """
         scripts = [self._script(ask, prompt, index) for prompt in ask.prompts for index in range(ask.n)]
-        job = self._driver.submit([self._request(script, ask.cache_salt) for script in scripts])
+        requests = [self._request(script, ask.cache_salt) for script in scripts]
+        stories = [
+            Story(
+                chain=request.chain,
+                tokens=TokenBytes(script.prompt + script.ids),
+                cache_salt=ask.cache_salt,
+                session=ask.session,
+            )
+            for request, script in zip(requests, scripts, strict=True)
+        ]
+        job = self._driver.submit(requests, stories)
         return Performance(ask, scripts, job, self._driver.replica.pool.block_size)
 
     def _script(self, ask: Ask, prompt: TokenBytes, index: int) -> Script:
@@ -58,7 +74,7 @@ class Studio:
 
     def _request(self, script: Script, salt: str | None) -> SimRequest:
         ids = TokenBytes(script.prompt + script.ids)
-        chain = chain_of(ids, self._driver.replica.pool.block_size, root_of(self._model.name, None, salt))
+        chain = chain_of(ids, self._driver.replica.pool.block_size, engine_root(self._model.name, salt))
         prompt_tokens = len(script.prompt) // TOKEN_BYTES
         return SimRequest(
             RequestId(f"seq-{next(self._numbers)}"), chain, prompt_tokens, len(ids) // TOKEN_BYTES - prompt_tokens
@@ -108,10 +124,11 @@ class Performance:
         """Return the counts of the whole request. A prompt counts once, however many answers it has."""
         produced = sum(sequence.produced_tokens for sequence in self.job.sequences)
         cached = created = whole_blocks = 0
-        for prompt, first in zip(self.ask.prompts, self.job.sequences[:: self.ask.n], strict=True):
+        # of several answers to a prompt the last one counts, as at vLLM: it hits what the first one stored
+        for prompt, last in zip(self.ask.prompts, self.job.sequences[self.ask.n - 1 :: self.ask.n], strict=True):
             full = len(prompt) // TOKEN_BYTES // self._block_size * self._block_size
-            cached += first.cached_tokens
-            created += max(0, full - first.cached_tokens)
+            cached += last.cached_tokens
+            created += max(0, full - last.cached_tokens)
             whole_blocks += full
         return Count(self.ask.prompt_tokens, produced, cached, created if whole_blocks else None)
 

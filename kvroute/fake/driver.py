@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from kvroute.errors import Overloaded
+from kvroute.fake.events import EventFeed, Story
 from kvroute.sim.replica import RequestId, SimReplica, SimRequest, StepResult
 
 COALESCE_S = 0.002
@@ -70,13 +71,17 @@ class Job:
 class Driver:
     """Owns the replica: everything that touches it goes through here."""
 
-    def __init__(self, replica: SimReplica) -> None:
+    def __init__(self, replica: SimReplica, feed: EventFeed | None = None) -> None:
         self.replica = replica
+        self.feed = feed  # told what sequences say and what each step changes; None where nobody listens
         self.slowdown = 1.0  # multiplies the duration of every step
-        self.is_stopping = False
+        self.is_stopping = False  # requests that come are aborted at once
+        self.is_sleeping = False
         self._is_hung = False
         self._live: dict[RequestId, Progress] = {}
         self._wake = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -91,8 +96,10 @@ class Driver:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def submit(self, requests: Sequence[SimRequest]) -> Job:
+    def submit(self, requests: Sequence[SimRequest], stories: Sequence[Story] = ()) -> Job:
         """Queue the sequences of a request. A replica that is stopping aborts them at once.
+
+        `stories`, one for each sequence, are for the event feed, where there is one.
 
         Raises:
             EngineBusy: the queue is full.
@@ -100,11 +107,15 @@ class Driver:
         if self.replica.waiting_count + len(requests) > QUEUE_LIMIT:
             raise EngineBusy
         job = Job(requests)
+        if self.feed is not None:
+            for request, story in zip(requests, stories, strict=True):
+                self.feed.joined(request.id, story)
         for request, progress in zip(requests, job.sequences, strict=True):
             self.replica.add(request)
             self._live[request.id] = progress
+        self._is_empty.clear()
         if self.is_stopping:
-            self.abort_all()
+            self.give_up(job)
         self._wake.set()
         return job
 
@@ -123,6 +134,34 @@ class Driver:
     def abort_all(self) -> None:
         """Give up on everything, as an engine that was told to stop: clients see finish_reason "abort"."""
         self.is_stopping = True
+        self._abort_live()
+
+    def sleep(self, level: int, *, is_abrupt: bool) -> None:
+        """Stop stepping until `wake`; requests that come meanwhile wait. From level 1 on the cache is emptied.
+
+        `is_abrupt` aborts what is under way first. Without it nothing is aborted, and a busy cache keeps what it holds.
+        """
+        if is_abrupt:
+            self._abort_live()
+        self.is_sleeping = True
+        if level >= 1:
+            self.replica.pool.reset()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Go on after `sleep`."""
+        self.is_sleeping = False
+        self._wake.set()
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._is_hung or self.is_sleeping
+
+    async def drained(self) -> None:
+        """Wait until no request is under way."""
+        await self._is_empty.wait()
+
+    def _abort_live(self) -> None:
         for sequence in list(self._live.values()):
             self._drop(sequence)
             sequence.job.notify()
@@ -134,14 +173,22 @@ class Driver:
 
     def _drop(self, sequence: Progress) -> None:
         self.replica.abort(sequence.id)
-        self._live.pop(sequence.id, None)
+        self._gone(sequence.id)
         sequence.is_done = sequence.is_aborted = True
+
+    def _gone(self, request: RequestId) -> Progress:
+        if self.feed is not None:
+            self.feed.left(request)
+        progress = self._live.pop(request)
+        if not self._live:
+            self._is_empty.set()
+        return progress
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            if self._is_hung or not self.replica.has_work:
+            if self._is_paused or not self.replica.has_work:
                 await self._sleep_until_woken()
                 continue
             self._wake.clear()
@@ -151,7 +198,7 @@ class Driver:
             due = max(due, loop.time()) + step.duration_s * self.slowdown
             delay = due - loop.time()
             await asyncio.sleep(delay if delay > COALESCE_S else 0)
-            while self._is_hung:
+            while self._is_paused:
                 await self._sleep_until_woken()
             self._deliver(self.replica.end())
             if not step.scheduled and not step.preempted:
@@ -167,4 +214,6 @@ class Driver:
             progress.produced_tokens += 1
             progress.job.notify()
         for request in result.finished:
-            self._live.pop(request).is_done = True
+            self._gone(request).is_done = True
+        if self.feed is not None:
+            self.feed.stepped(result.events)

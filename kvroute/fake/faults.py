@@ -10,11 +10,14 @@
   silent_stream  a stream that says nothing more and stays open
   abort_empty    200 with an empty text and finish_reason "abort"
   cut_stream     the connection is cut
-  none           ends all of them
+  metrics_stall  /metrics is not answered any more
+  metrics_freeze /metrics answers what it was at the time of the order
+  lose_events    the next `count` event batches (default: 1) are numbered and kept for replay, but not sent
+  none           ends all of them but the loss of events
 
-The last five strike the next `count` requests for text (default: every one). A stream breaks after `after_writes`
-writes (default 1); the first write holds the role and the first token. A request that is not streamed gets 500, silence
-or a cut instead of its answer.
+`error_before` to `cut_stream` strike the next `count` requests for text (default: every one). A stream breaks after
+`after_writes` writes (default 1); the first write holds the role and the first token. A request that is not streamed
+gets 500, silence or a cut instead of its answer.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from kvroute.errors import KvrouteError
+from kvroute.errors import BadRequest, KvrouteError
 from kvroute.fake.driver import Driver
 
 T = TypeVar("T")
@@ -45,6 +48,12 @@ class Kind(Enum):
     SILENT_STREAM = "silent_stream"
     ABORT_EMPTY = "abort_empty"
     CUT_STREAM = "cut_stream"
+    METRICS_STALL = "metrics_stall"
+    METRICS_FREEZE = "metrics_freeze"
+    LOSE_EVENTS = "lose_events"
+
+
+STRIKES = (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.SILENT_STREAM, Kind.ABORT_EMPTY, Kind.CUT_STREAM)  # requests
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +89,7 @@ class Faults:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.kind = Kind.NONE
         self._fault: Fault | None = None
         self._left = 0
 
@@ -87,11 +97,20 @@ class Faults:
         """Put a fault in force instead of the one before."""
         if fault.kind is Kind.CRASH:
             os._exit(1)
+        if fault.kind is Kind.LOSE_EVENTS:
+            self._lose_events(fault.count or 1)
+            return
         self._driver.hang(fault.kind is Kind.HANG)
         self._driver.slowdown = fault.factor if fault.kind is Kind.SLOW else 1.0
-        strikes = fault.kind not in (Kind.NONE, Kind.HANG, Kind.SLOW)
-        self._fault = fault if strikes else None
+        self.kind = fault.kind
+        self._fault = fault if fault.kind in STRIKES else None
         self._left = fault.count or 0
+
+    def _lose_events(self, count: int) -> None:
+        feed = self._driver.feed
+        if feed is None:
+            raise BadRequest("this replica publishes no events; start it with --kv-events", param="kind")
+        feed.publisher.dropping += count
 
     def take(self) -> Fault | None:
         """Return the fault that strikes the request which is starting now."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import orjson
@@ -28,6 +30,8 @@ class Replica:
         self.model = model
         self.faults = Faults(driver)
         self.metrics = ReplicaMetrics(driver.replica, model.name)
+        self.is_dying = False  # the engine is gone, and the server not yet
+        self._frozen = b""  # metrics at the time when they were frozen
         self._studio = Studio(driver, model, seed)
         self._created = int(time.time())
 
@@ -44,7 +48,11 @@ class Replica:
             web.post("/v1/completions", self.completion),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
+            web.get("/kv_event_sources", self.kv_event_sources),
             web.post("/reset_prefix_cache", self.reset_prefix_cache),
+            web.post("/sleep", self.sleep),
+            web.post("/wake_up", self.wake_up),
+            web.get("/is_sleeping", self.is_sleeping),
             web.get("/_state", self.state),
         ]
         return [*found, web.post("/_fault", self.fault)] if with_faults else found
@@ -58,9 +66,12 @@ class Replica:
         return json_response({"version": VERSION})
 
     async def exposition(self, _request: web.Request) -> web.Response:
-        """Write the metrics."""
+        """Write the metrics, unless a fault is in the way."""
         content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": content_type})
+        if self.faults.kind is Kind.METRICS_STALL:
+            await asyncio.Event().wait()  # until the client leaves, which cancels us
+        text = self._frozen if self.faults.kind is Kind.METRICS_FREEZE else self.metrics.exposition()
+        return web.Response(body=text, headers={"Content-Type": content_type})
 
     async def models(self, _request: web.Request) -> web.Response:
         """List the one model."""
@@ -69,12 +80,12 @@ class Replica:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
         body = requests.body_of(request.content_type, await request.read())
-        return await self._answer(request, requests.chat(body, self.model))
+        return await self._answer(request, requests.chat(_with_session(body, request), self.model))
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """Continue one or several texts."""
         body = requests.body_of(request.content_type, await request.read())
-        return await self._answer(request, requests.completion(body, self.model))
+        return await self._answer(request, requests.completion(_with_session(body, request), self.model))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Tokenise a text, or a conversation exactly as `chat` does."""
@@ -94,6 +105,30 @@ class Replica:
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         """Empty the cache, unless requests are using it."""
         return json_response({"success": self.driver.replica.pool.reset()})
+
+    async def kv_event_sources(self, _request: web.Request) -> web.Response:
+        """List the publishers, by rank: none, or one."""
+        feed = self.driver.feed
+        return json_response({} if feed is None else {"0": msgspec.to_builtins(feed.publisher.config)})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Stop the engine; requests wait until it is woken. Level 1 and 2 empty the cache. Modes: abort, keep."""
+        level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
+        if level not in ("0", "1", "2"):
+            raise requests.refused("level must be 0, 1 or 2", "level", level)
+        if mode not in ("abort", "keep"):
+            raise requests.refused("mode must be abort or keep; a simulated replica cannot wait", "mode", mode)
+        self.driver.sleep(int(level), is_abrupt=mode == "abort")
+        return json_response({"status": "sleeping", "level": int(level)})
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        """Go on after a sleep."""
+        self.driver.wake()
+        return json_response({"status": "awake", "tags": request.query.getall("tags", []) or None})
+
+    async def is_sleeping(self, _request: web.Request) -> web.Response:
+        """Say whether the engine sleeps."""
+        return json_response({"is_sleeping": self.driver.is_sleeping})
 
     async def state(self, _request: web.Request) -> web.Response:
         """Say what the engine is doing, for tests."""
@@ -115,12 +150,14 @@ class Replica:
         except msgspec.DecodeError as problem:
             kinds = ", ".join(kind.value for kind in Kind)
             raise BadRequest(f"not a fault: {problem}. Kinds: {kinds}") from None
+        if order.kind is Kind.METRICS_FREEZE:
+            self._frozen = self.metrics.exposition()
         self.faults.order(order)
         return json_response({"kind": order.kind.value})
 
     async def _answer(self, request: web.Request, ask: requests.Ask) -> web.StreamResponse:
         fault = self.faults.take()
-        if fault is not None and fault.kind is Kind.ERROR_BEFORE:
+        if self.is_dying or (fault is not None and fault.kind is Kind.ERROR_BEFORE):
             raise EngineDied
         performance = self._studio.begin(ask)
         try:
@@ -200,6 +237,12 @@ def _greetings(reply: openai.Reply, performance: Performance) -> list[dict[str, 
         start = None if running is None else msgspec.structs.replace(running, completion_tokens=0)
         bodies.append(openai.role_chunk(reply, index, performance.prompt_ids(index), start))
     return bodies
+
+
+def _with_session(body: dict[str, Any], request: web.Request) -> dict[str, Any]:
+    """Take the session from its header where the body names none."""
+    session = body.get("session_id") or request.headers.get("X-Session-ID")
+    return body | {"session_id": session} if session else body
 
 
 def _cut(request: web.Request) -> None:

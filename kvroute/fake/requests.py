@@ -34,6 +34,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     min_tokens: int
     is_endless: bool  # ignore_eos: the answer goes on to max_tokens
     cache_salt: str | None
+    session: str | None  # named in events; nothing else follows from it
     is_stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -195,6 +196,7 @@ def _ask(
         min_tokens=_integer(body, "min_tokens") or 0,
         is_endless=bool(body.get("ignore_eos")),
         cache_salt=_salt(body),
+        session=body["session_id"] if isinstance(body.get("session_id"), str) else None,
         is_stream=is_stream,
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage")) and bool(options.get("continuous_usage_stats")),

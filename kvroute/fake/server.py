@@ -1,4 +1,4 @@
-"""A simulated replica behind vLLM's HTTP surface.
+"""A simulated replica behind vLLM's HTTP and ZeroMQ surface.
 
 Routes, bodies, statuses and errors are those of a vLLM server; the engine behind them is `sim.SimReplica`, run in real
 time. What it says is invented, what it caches, queues and counts is not.
@@ -9,6 +9,7 @@ time. What it says is invented, what it caches, queues and counts is not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +19,9 @@ from aiohttp import web
 from kvroute.errors import ConfigError, KvrouteError
 from kvroute.fake import openai
 from kvroute.fake.driver import Driver
+from kvroute.fake.events import EventFeed
 from kvroute.fake.handlers import Replica, json_response
+from kvroute.fake.publisher import EventPublisher, PublisherConfig
 from kvroute.fake.requests import Model
 from kvroute.kv.pool import BlockPool
 from kvroute.sim.engine import default_time
@@ -27,6 +30,8 @@ from kvroute.sim.replica import SimReplica
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 KEEP_ALIVE_S = 5.0  # vLLM closes idle connections after this
 SHUTDOWN_S = 5.0  # that streams have for their last event after SIGTERM
+DYING_S = 0.3  # that the server of a real vLLM outlives its engine: green probes, failing requests
+REPLICA = web.AppKey("replica", Replica)
 DEFAULT_KV_TOKENS = 131_072
 DEFAULT_MODEL_LEN = 32_768
 
@@ -60,27 +65,35 @@ def build_replica(
     max_model_len: int | None = None,
     seed: int = 0,
     faults: bool = False,
+    events: PublisherConfig | None = None,
 ) -> web.Application:
     """Make a simulated replica whose KV cache has `kv_tokens` tokens of blocks, one of which is never usable.
 
     `speed` divides the time of every step. `seed` changes what it says. `max_model_len` is the context length, by
-    default what fits in the cache, at most 32,768. `faults` opens POST /_fault.
+    default what fits in the cache, at most 32,768. `faults` opens POST /_fault. `events` says where KV events are
+    published; without it there are none.
     """
     _check(kv_tokens, block_size, speed)
     pool = BlockPool(kv_tokens // block_size, block_size)
     context = min(DEFAULT_MODEL_LEN, pool.usable_blocks * block_size) if max_model_len is None else max_model_len
     if not 1 < context <= kv_tokens:
         raise ConfigError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
-    driver = Driver(SimReplica(pool, time=default_time(speed)))
+    feed = None if events is None else EventFeed(EventPublisher(events), block_size)
+    driver = Driver(SimReplica(pool, time=default_time(speed)), feed)
     replica = Replica(driver, Model(model, context), seed)
     app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors])
+    app[REPLICA] = replica
     app.add_routes(replica.routes(with_faults=faults))
     app.on_response_prepare.append(_name_request)
 
     async def engine(_app: web.Application) -> AsyncIterator[None]:
+        if feed is not None:
+            feed.publisher.start()
         await driver.start()
         yield
         await driver.close()
+        if feed is not None:
+            feed.publisher.close()
 
     async def stop(_app: web.Application) -> None:
         driver.abort_all()
@@ -115,10 +128,35 @@ async def serve_replica(app: web.Application, host: str = "127.0.0.1", port: int
 
 
 async def run_replica(
-    host: str, port: int, model: str, kv_tokens: int, block_size: int, speed: float, *, faults: bool = False
+    host: str,
+    port: int,
+    model: str,
+    kv_tokens: int,
+    block_size: int,
+    speed: float,
+    *,
+    faults: bool = False,
+    kv_events: str | None = None,
+    kv_events_replay: str | None = None,
+    kv_events_topic: str = "",
+    shutdown_timeout: float = 0.0,
 ) -> None:
-    """Serve a replica until SIGTERM or SIGINT, and say where in one line."""
-    app = build_replica(model=model, kv_tokens=kv_tokens, block_size=block_size, speed=speed, faults=faults)
+    """Serve a replica until SIGTERM or SIGINT, and say where in one line.
+
+    Raises:
+        ConfigError: a setting cannot work, or an address cannot be used.
+    """
+    if kv_events is None and kv_events_replay is not None:
+        raise ConfigError("kv_events_replay: needs --kv-events, too")
+    events = kv_events and PublisherConfig(endpoint=kv_events, replay_endpoint=kv_events_replay, topic=kv_events_topic)
+    app = build_replica(
+        model=model,
+        kv_tokens=kv_tokens,
+        block_size=block_size,
+        speed=speed,
+        faults=faults,
+        events=events or None,
+    )
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -132,5 +170,23 @@ async def run_replica(
     try:
         print(f"kvroute replica {model} serving on {url}", flush=True)
         await stopped.wait()
+        await _wind_down(app[REPLICA], shutdown_timeout)
     finally:
         await runner.cleanup()
+
+
+async def _wind_down(replica: Replica, timeout_s: float) -> None:
+    """Stop as vLLM does on SIGTERM, with its --shutdown-timeout.
+
+    0: what is under way ends with "abort", and for a moment new requests fail while probes stay green. Otherwise what
+    is under way may end within that time, and new requests are answered with an empty text and "abort".
+    """
+    if timeout_s <= 0:
+        replica.is_dying = True
+        replica.driver.abort_all()
+        await asyncio.sleep(DYING_S)
+        return
+    replica.driver.is_stopping = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await replica.driver.drained()

@@ -63,13 +63,13 @@ async def test_an_answer_that_ends_its_turn_has_a_token_for_that_and_no_text(stu
     ("fields", "expected"),
     [
         ({}, (40, 6, 0, 32)),
-        ({"n": 3}, (40, 18, 0, 32)),
+        ({"n": 3}, (40, 18, 32, 0)),
         ({"prompt": [[7] * 40, [7] * 40]}, (80, 12, 32, 32)),
         ({"prompt": [7] * 15}, (15, 6, 0, None)),
     ],
 )
 async def test_counts_of_a_request(studio, fields, expected):
-    """A prompt counts once however many answers it has; blocks new to the cache are told where there are any."""
+    """A prompt counts once, as its last answer found it; blocks new to the cache are told where there are any."""
     performance = begin(studio, **fields)
     await played(performance)
     count = performance.count()
