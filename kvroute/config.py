@@ -103,6 +103,20 @@ class ProxySettings(Settings, frozen=True):
     expose_prediction: bool = False
     log_requests: bool = True
     tls_verify: bool = True
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tls_ca is not None and not self.tls_verify:
+            raise ValueError("tls_verify is false, so nobody would look at tls_ca; delete one of them")
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise ValueError("tls_key is set, tls_certificate is not; name the certificate that belongs to the key")
+
+    @property
+    def replica_trust(self) -> bool | str:
+        """Whom to believe about https:// replicas: True, False, or a file of authorities."""
+        return self.tls_ca or self.tls_verify
 
 
 class TenantSettings(Settings, frozen=True):

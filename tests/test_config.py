@@ -77,6 +77,8 @@ def test_file_then_environment_then_flags(tmp_path):
         ("replicas: [{url: 'http://a b:1'}]", ["replicas[0]", "scheme, host, port"]),
         ("replicas: [{url: 'http://u:p@a:1/x?y'}]", ["replicas[0]", "api_key"]),
         ("replicas: [http://a:1]", ["replicas[0]", "- url: http://HOST:PORT"]),
+        ("proxy: {tls_ca: ca.pem, tls_verify: false}", ["`proxy`", "tls_ca"]),
+        ("proxy: {tls_key: key.pem}", ["`proxy`", "tls_certificate"]),
         ("[" * 3000, ["nested too deeply"]),
     ],
 )
