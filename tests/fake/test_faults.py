@@ -112,3 +112,73 @@ async def test_without_faults_nobody_can_order_any(serve):
     """The route is there only where the replica was started for it."""
     async with (await serve()).post("/_fault", json={"kind": "crash"}) as response:
         assert response.status == 404
+
+
+async def scraped(session):
+    async with session.get("/metrics") as response:
+        return await response.text()
+
+
+async def test_metrics_that_stall(session):
+    """A scrape is not answered; afterwards it is."""
+    await order(session, "metrics_stall")
+    with pytest.raises(asyncio.TimeoutError):
+        async with asyncio.timeout(0.2):
+            await scraped(session)
+    await order(session, "none")
+    assert "vllm:num_requests_running" in await scraped(session)
+
+
+async def test_metrics_that_are_frozen(session):
+    """They go on showing what was; requests are answered meanwhile."""
+    before = await scraped(session)
+    await order(session, "metrics_freeze")
+    assert (await post(session))[0] == 200
+    assert await scraped(session) == before
+    await order(session, "none")
+    assert "vllm:generation_tokens_total{" in before
+    assert await scraped(session) != before
+
+
+async def asleep(session):
+    async with session.get("/is_sleeping") as response:
+        return (await response.json())["is_sleeping"]
+
+
+async def test_a_sleeping_engine_aborts_forgets_and_lets_requests_wait(session):
+    """What is under way ends with "abort", the cache is empty, and who comes meanwhile is answered after the waking."""
+    body = PROMPT | {"prompt": [5] * 40}
+    await post(session, body)
+    running = asyncio.ensure_future(post(session, body | {"max_tokens": 4000}))
+    await asyncio.sleep(0.05)
+    async with session.post("/sleep", params={"level": 1}) as response:
+        assert await response.json() == {"status": "sleeping", "level": 1}
+    assert json.loads((await running)[1])["choices"][0]["finish_reason"] == "abort"
+    waiting = asyncio.ensure_future(post(session, body))
+    await asyncio.sleep(0.1)
+    assert (waiting.done(), await asleep(session)) == (False, True)
+    async with session.post("/wake_up") as response:
+        assert await response.json() == {"status": "awake", "tags": None}
+    usage = json.loads((await waiting)[1])["usage"]
+    assert (usage["prompt_tokens_details"]["cached_tokens"], await asleep(session)) == (0, False)
+
+
+async def test_a_paused_engine_goes_on_where_it_was(session):
+    """Level 0 with mode "keep" aborts nothing and forgets nothing."""
+    body = PROMPT | {"prompt": [5] * 40}
+    await post(session, body)
+    async with session.post("/sleep", params={"level": 0, "mode": "keep"}) as response:
+        assert response.status == 200
+    waiting = asyncio.ensure_future(post(session, body))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await session.post("/wake_up")
+    assert json.loads((await waiting)[1])["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
+
+
+@pytest.mark.parametrize("params", [{"level": "3"}, {"mode": "wait"}])
+async def test_sleeping_in_another_way_is_refused(session, params):
+    """The error names the parameter."""
+    async with session.post("/sleep", params=params) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == next(iter(params))

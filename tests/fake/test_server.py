@@ -17,16 +17,15 @@ from kvroute.fake.server import build_replica
 RUN = """
 import asyncio
 from kvroute.fake.server import run_replica
-asyncio.run(run_replica("127.0.0.1", 0, "sim", 32768, 16, {speed}, faults=True))
+asyncio.run(run_replica("127.0.0.1", 0, "sim", 32768, 16, {speed}, faults=True{more}))
 """
 
 
 @pytest.fixture
-async def process():
+async def process(request):
     """A replica in a process of its own, at a pace that leaves time to interfere, and its URL."""
-    found = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUN.format(speed=0.5), stdout=asyncio.subprocess.PIPE
-    )
+    code = RUN.format(speed=0.5, more=getattr(request, "param", ""))
+    found = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     line = (await found.stdout.readline()).decode()
     yield found, re.search(r"http://\S+", line)[0]
     if found.returncode is None:
@@ -47,6 +46,52 @@ BODY = {"prompt": "Hello there", "max_tokens": 2000, "ignore_eos": True, "stream
 
 async def test_sigterm_ends_streams_with_abort_and_the_process(process):
     """A stream under way ends in order, with finish_reason "abort" and the end mark; then the process is gone."""
+    replica, url = process
+
+    async def stop(_session):
+        replica.send_signal(signal.SIGTERM)
+
+    *_, last, done = (await streamed(url, BODY, stop)).strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+    assert (done, await replica.wait()) == ("data: [DONE]", 0)
+
+
+async def test_after_sigterm_probes_are_green_for_a_moment_and_new_requests_fail(process):
+    """As at vLLM, whose server outlives its engine a little."""
+    replica, url = process
+    async with aiohttp.ClientSession(url) as session:
+        replica.send_signal(signal.SIGTERM)
+        body, status = {"prompt": "a", "max_tokens": 1}, 200
+        while status == 200:  # until the signal has arrived
+            async with session.post("/v1/completions", json=body) as response:
+                status, answer = response.status, await response.json()
+        assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+        async with session.get("/health") as response:
+            assert response.status == 200
+    assert await replica.wait() == 0
+
+
+@pytest.mark.parametrize("process", [", shutdown_timeout=60.0"], indirect=True)
+async def test_with_a_shutdown_timeout_streams_run_to_their_end(process):
+    """New requests are answered with an empty text and "abort"; then the process ends, before the time is up."""
+    replica, url = process
+    body = BODY | {"max_tokens": 150}
+
+    async def stop(session):
+        replica.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        async with session.post("/v1/completions", json=body | {"stream": False}) as response:
+            choice = (await response.json())["choices"][0]
+        assert (response.status, choice["text"], choice["finish_reason"]) == (200, "", "abort")
+
+    *_, last, done = (await streamed(url, body, stop)).strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert (done, await replica.wait()) == ("data: [DONE]", 0)
+
+
+@pytest.mark.parametrize("process", [", shutdown_timeout=0.3"], indirect=True)
+async def test_a_shutdown_timeout_that_is_over_aborts(process):
+    """Whatever still runs."""
     replica, url = process
 
     async def stop(_session):
