@@ -156,6 +156,7 @@ class Config(Settings, frozen=True):
     proxy: ProxySettings = ProxySettings()
     tenants: TenantSettings = TenantSettings()
     feeds: FeedSettings = FeedSettings()
+    workers: Annotated[int, Meta(ge=1, le=64)] | None = None
     drain_timeout_s: Seconds = 30.0
 
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from random import SystemRandom
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from kvroute.adapters.model_files import find_model
 from kvroute.adapters.sized import Sized, sized
 from kvroute.adapters.store import Store, open_store
 from kvroute.adapters.upstream import Upstream, UpstreamSettings
-from kvroute.config import Config, Listen
-from kvroute.errors import ConfigError
+from kvroute.config import Config
+from kvroute.proxy.address import cannot_listen, url_of
 from kvroute.proxy.admin import Admin
 from kvroute.proxy.catalogue import Catalogue
 from kvroute.proxy.dispatch import Dispatch, DispatchSettings
@@ -46,11 +48,24 @@ log = logging.getLogger("kvroute")
 FIRST_ROUND_S = 2.0  # how long the start waits for replicas to say who they are
 
 
-class Service:
-    """One router: a public and an admin listener, and everything behind them."""
+class Doors(Struct):
+    """Where a router listens that is one of several processes on a port."""
 
-    def __init__(self, config: Config) -> None:
+    public: list[socket.socket]  # bound
+    admin: str  # path of a Unix socket, made by the router
+
+
+class Service:
+    """One router: a public and an admin listener, and everything behind them.
+
+    Args:
+        config: all settings.
+        doors: where to listen instead of the addresses that the settings name.
+    """
+
+    def __init__(self, config: Config, doors: Doors | None = None) -> None:
         self.config = config
+        self.registry = CollectorRegistry(auto_describe=False)
         self.fleet = Fleet()
         self.stats = HandlerStats()
         self.url = ""  # of the public listener, known once it listens
@@ -58,6 +73,7 @@ class Service:
         self.is_stopping = False
         self._stack = AsyncExitStack()
         self._public: Listener | None = None
+        self._doors = doors
 
     async def start(self) -> None:
         """Start every part and listen.
@@ -199,17 +215,21 @@ class Service:
         listener, listen = Listener(handler.handle, on_refused=self._count_refused), self.config.listen
         self._stack.push_async_callback(listener.close)
         try:
-            port = await listener.start(listen.host, listen.port)
+            if self._doors is not None:
+                port = self._doors.public[0].getsockname()[1]
+                await listener.start_on(self._doors.public)
+            else:
+                port = await listener.start(listen.host, listen.port)
         except OSError as error:
-            raise _cannot_listen(error, listen, "listen") from None
+            raise cannot_listen(error, listen.host, listen.port, "listen") from None
         self._public = listener
-        self.url = _url(listen.host, port)
+        self.url = url_of(listen.host, port)
 
     def _count_refused(self, status: int) -> None:
         self.stats.count("refused", status)
 
     async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
-        registry = CollectorRegistry(auto_describe=False)
+        registry = self.registry
         registry.register(
             Telemetry(fleet=self.fleet, handler=self.stats, feeds=feeds.stats, readers=feeds.readers, store=store.stats)
         )
@@ -227,23 +247,14 @@ class Service:
         listen = self.config.admin
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
+        if self._doors is not None:
+            await web.UnixSite(runner, self._doors.admin).start()
+            return
         try:
             await web.TCPSite(runner, listen.host, listen.port, backlog=BACKLOG).start()
         except OSError as error:
-            raise _cannot_listen(error, listen, "admin") from None
-        self.admin_url = _url(listen.host, runner.addresses[0][1])
-
-
-def _cannot_listen(error: OSError, listen: Listen, name: str) -> ConfigError:
-    return ConfigError(
-        f"`{name}`: cannot listen on {listen.host}:{listen.port}: {error.strerror or error}; "
-        f"set another {name}.port, or 0 for any free one"
-    )
-
-
-def _url(host: str, port: int) -> str:
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            raise cannot_listen(error, listen.host, listen.port, "admin") from None
+        self.admin_url = url_of(listen.host, runner.addresses[0][1])
 
 
 async def run(config: Config) -> None:

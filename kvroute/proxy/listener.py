@@ -7,8 +7,9 @@ may be is the operating system's limit on open files.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvroute.proxy.client import Client, ClientPatience, Handle
 
@@ -32,7 +33,7 @@ class Listener:
         self._patience = patience or ClientPatience()
         self._on_refused = on_refused
         self._clients: set[Client] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._tick: asyncio.TimerHandle | None = None
         shortest_s = min(self._patience.keep_alive_s, self._patience.head_s, self._patience.body_idle_s)
         self._tick_s = min(TICK_S, shortest_s / 4)
@@ -49,13 +50,20 @@ class Listener:
             OSError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._client, host or None, port, backlog=BACKLOG, ssl=tls)
-        return int(self._server.sockets[0].getsockname()[1])
+        server = await loop.create_server(self._client, host or None, port, backlog=BACKLOG, ssl=tls)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def start_on(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Listen on sockets that are bound already; they are the listener's from now on."""
+        loop = asyncio.get_running_loop()
+        for each in sockets:
+            self._servers.append(await loop.create_server(self._client, sock=each, backlog=BACKLOG, ssl=tls))
 
     def stop_accepting(self) -> None:
         """Take no new connections, close the idle ones, and the others when their requests are answered."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for client in tuple(self._clients):
             client.hang_up()
 
@@ -72,7 +80,7 @@ class Listener:
             self._tick.cancel()
             self._tick = None
         await asyncio.sleep(0)  # sockets that were broken off are closed in the next round of the loop
-        self._server = None
+        self._servers.clear()
 
     def _client(self) -> Client:
         return Client(

@@ -69,6 +69,10 @@ class Staff:
         self._retries.clear()
         return self.trial
 
+    def dismiss(self) -> None:
+        """Want nobody any more: the next step orders everybody to stop."""
+        self.current = self.trial = None
+
     def served(self, id: int, now_s: float) -> None:
         """Note that a worker takes requests."""
         hire = self._hires[id]

@@ -117,3 +117,13 @@ def test_reload_changes_the_number_of_workers():
     assert staff.step(2.0) == Orders(stop=(1, 2))
     staff.reload(3)
     assert [post.slot for post in staff.step(3.0).start] == [0, 1, 2]
+
+
+def test_all_are_dismissed():
+    """At the end everybody is asked to stop, once, and nobody's end is a surprise."""
+    staff = serving(2)
+    staff.dismiss()
+    assert staff.step(1.0) == Orders(stop=(1, 2))
+    assert staff.step(1.1) == Orders()
+    assert not staff.ended(1, 2.0)
+    assert staff.serving() == []

@@ -1,0 +1,19 @@
+"""Addresses of listeners, as people read them."""
+
+from __future__ import annotations
+
+from kvroute.errors import ConfigError
+
+
+def cannot_listen(error: OSError, host: str, port: int, name: str) -> ConfigError:
+    """Say which address cannot be had, and the remedy; `name` is the section of the settings."""
+    return ConfigError(
+        f"`{name}`: cannot listen on {host}:{port}: {error.strerror or error}; "
+        f"set another {name}.port, or 0 for any free one"
+    )
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL at which this machine reaches a listener."""
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
