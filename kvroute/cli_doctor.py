@@ -93,10 +93,12 @@ async def _examine(config: Config, model: str | None, kv_events: str | None) -> 
     from kvroute.adapters.doctor_events import EventEndpoints
     from kvroute.adapters.doctor_store import examine_store
     from kvroute.adapters.doctor_tokens import Readers
+    from kvroute.adapters.tls import session_tls
 
     readers = Readers(config.tokenizer)
     try:
-        async with aiohttp.ClientSession() as session:
+        connector = aiohttp.TCPConnector(limit=0, ssl=session_tls(config.proxy.replica_trust))
+        async with aiohttp.ClientSession(connector=connector) as session:
             endpoint, _, replay = (kv_events or "").partition(",")
             events = EventEndpoints(endpoint, replay or None) if endpoint else None
             doctor = Doctor(session, readers, model, events)

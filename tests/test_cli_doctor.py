@@ -1,6 +1,8 @@
 """`kvroute doctor` as an operator runs it, on real processes."""
 
+import asyncio
 import json
+import os
 import subprocess
 
 import pytest
@@ -8,6 +10,7 @@ from click.testing import CliRunner
 
 from kvroute.cli_doctor import doctor
 from tests import redis_servers
+from tests.certificates import make_certificates, terminated
 from tests.processes import KVROUTE, SimulatedReplica
 
 
@@ -107,6 +110,19 @@ def test_a_store_that_evicts_fails(pool):
     assert done.returncode == 1
     assert "FAIL redis: maxmemory-policy is allkeys-lfu" in words_of(done)
     assert "blind without its store" in words_of(done)
+
+
+async def test_replicas_behind_https(pool, tmp_path):
+    """The authority that the settings name is believed; without it the certificate is the finding, with its remedy."""
+    files = make_certificates(tmp_path)
+    async with terminated(int(pool[1].rpartition(":")[2]), files.server()) as port:
+        url = f"https://127.0.0.1:{port}"
+        trusted = await asyncio.to_thread(run, url, env={**os.environ, "KVROUTE_PROXY__TLS_CA": str(files.authority)})
+        stranger = await asyncio.to_thread(run, url)
+    assert trusted.returncode == 0, trusted.stdout + trusted.stderr
+    assert stranger.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger.stdout
+    assert "proxy.tls_ca" in stranger.stdout
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ def client_tls(verify: bool | str) -> ssl.SSLContext:
     return context
 
 
+def session_tls(verify: bool | str) -> ssl.SSLContext | bool:
+    """Return the same for an aiohttp session, which has contexts of its own for True and False."""
+    return client_tls(verify) if isinstance(verify, str) else verify
+
+
 def server_tls(certificate: str, key: str | None) -> ssl.SSLContext:
     """Return what the public listener shows to clients.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +20,7 @@ from kvroute.adapters.discovery import base_models, replicas_behind
 from kvroute.adapters.index import Index, Namespace, namespace_of
 from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.adapters.sized import Sized
-from kvroute.adapters.tls import client_tls
+from kvroute.adapters.tls import session_tls
 from kvroute.adapters.tokens import PromptReader, open_reader
 from kvroute.adapters.vllm_metrics import Page
 from kvroute.errors import ConfigError, ReplicaBroke, ReplicaFailed
@@ -108,12 +107,12 @@ class Feeds:
         self.changed = asyncio.Event()  # set when a replica joins or gets well; whoever waits for one clears it
 
     async def start(self, replicas: list[tuple[str, str | None]], tls_verify: bool | str = True) -> None:
-        """Watch every (url, API key); `tls_verify` as `client_tls` takes it.
+        """Watch every (url, API key); `tls_verify` as `session_tls` takes it.
 
         Raises:
             ConfigError: the authorities to believe cannot be read.
         """
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ssl=_ssl(tls_verify))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ssl=session_tls(tls_verify))
         self._session = aiohttp.ClientSession(connector=connector)
         for url, key in replicas:
             client = ReplicaClient(self._session, url, key, self._settings.health_timeout_s)
@@ -204,10 +203,6 @@ class Feeds:
             entry = known.entry
         names = {base.name: ServedModel(entry) for base in bases}
         return names | {card.name: ServedModel(entry, card.name) for card in replica.cards if card.parent is not None}
-
-
-def _ssl(tls_verify: bool | str) -> bool | ssl.SSLContext:
-    return client_tls(tls_verify) if isinstance(tls_verify, str) else tls_verify  # aiohttp has contexts for both
 
 
 class Watcher:
