@@ -1,12 +1,14 @@
 -- A router's heartbeat: it is alive, serves these replicas, and looks after its share of them.
 -- KEYS: prefix.  ARGV: router, its life in ms (0: it leaves), a random word for a new epoch, then the replicas it serves.
--- Reply: epoch, version, registry {replica, token, ...}, leases of this router {replica, lease, ...}.
+-- Reply: epoch, version, registry {replica, token, ...}, leases of this router {replica, lease, ...}, and the slots of
+-- replicas whose events say what they hold {slot, state, ...}.
 --
 -- Meta hash 'm': epoch, run (of the server), version (changes with the registry), generation, fence, cursor.
 -- 'r' replica -> "slot.generation", 'n' replica -> last named (ms), 'w' router -> alive until (ms),
--- 'o' slot -> "fence:router", sets 'd' (dead slots) and 'y' (dead slots being swept), 's<slot>' log, 'p<slot>' snapshot.
-local SLOTS, FORGET_MS = 504, 600000 -- a set of slots fits a listpack entry of 64 bytes; replicas nobody names any more
+-- 'o' slot -> "fence:router", 'e' slot -> state of its event stream, 'q<slot>' snapshot of that, sets 'd' (dead slots) and 'y' (dead slots being swept), 's<slot>' log, 'p<slot>' snapshot.
+local FORGET_MS = 600000 -- replicas nobody names any more
 local prefix, call = KEYS[1], redis.call
+--use slots
 local meta, registry, named, routers, owners = prefix .. 'm', prefix .. 'r', prefix .. 'n', prefix .. 'w', prefix .. 'o'
 local router, life = ARGV[1], tonumber(ARGV[2])
 local clock = call('TIME')
@@ -18,17 +20,10 @@ local function pairs_of(key)
   return map
 end
 
-local function slot_of(token) return string.match(token, '^%d+') end
-
 local tokens = pairs_of(registry)
 local changed = false
-local function retire(replica)
-  local slot = slot_of(tokens[replica])
-  call('HDEL', registry, replica)
-  call('HDEL', named, replica)
-  call('HDEL', owners, slot)
-  call('SADD', prefix .. 'd', slot)
-  call('DEL', prefix .. 's' .. slot, prefix .. 'p' .. slot)
+local function forget(replica)
+  retire(replica)
   tokens[replica] = nil
   changed = true
 end
@@ -38,6 +33,7 @@ local run = string.match(call('INFO', 'server'), 'run_id:(%x+)') or ''
 local epoch = call('HGET', meta, 'epoch')
 if not epoch or call('HGET', meta, 'run') ~= run then
   for replica in pairs(tokens) do retire(replica) end
+  tokens = {}
   epoch = ARGV[3]
   call('HSET', meta, 'epoch', epoch, 'run', run)
   changed = true
@@ -58,26 +54,13 @@ else
   alive[router] = nil
 end
 
-local function free_slot()
-  local used = {}
-  for _, token in pairs(tokens) do used[slot_of(token)] = true end
-  for _, key in ipairs({ 'd', 'y' }) do
-    for _, slot in ipairs(call('SMEMBERS', prefix .. key)) do used[slot] = true end
-  end
-  for slot = 0, SLOTS - 1 do
-    if not used[tostring(slot)] then return slot end
-  end
-end
-
 local mine = {}
 if life > 0 then
   for i = 4, #ARGV do
     local replica = ARGV[i]
-    local slot = not tokens[replica] and free_slot()
-    if slot then
-      tokens[replica] = slot .. '.' .. call('HINCRBY', meta, 'generation', 1)
-      call('HSET', registry, replica, tokens[replica])
-      changed = true
+    if not tokens[replica] then
+      tokens[replica] = enlist(replica)
+      changed = changed or tokens[replica] ~= nil
     end
     if tokens[replica] then
       call('HSET', named, replica, now)
@@ -86,12 +69,12 @@ if life > 0 then
   end
 end
 for replica, last in pairs(pairs_of(named)) do
-  if tokens[replica] and now - tonumber(last) > FORGET_MS then retire(replica) end
+  if tokens[replica] and now - tonumber(last) > FORGET_MS then forget(replica) end
 end
 
 -- Leases: keep what is ours up to an even share, then take what no live router holds.
 local share, population = 0, 0
-for _ in pairs(tokens) do share = share + 1 end
+for name in pairs(tokens) do share = share + (string.find(name, ' ', 1, true) and 0 or 1) end
 for _ in pairs(alive) do population = population + 1 end
 share = population > 0 and math.ceil(share / population) or 0
 local leases = {}
@@ -120,8 +103,5 @@ for _, replica in ipairs(free) do
 end
 
 local version = call('HGET', meta, 'version')
-if changed or not version then
-  version = epoch .. '.' .. call('HINCRBY', meta, 'changes', 1)
-  call('HSET', meta, 'version', version)
-end
-return { epoch, version, call('HGETALL', registry), leases }
+if changed or not version then version = new_version(epoch) end
+return { epoch, version, call('HGETALL', registry), leases, call('HGETALL', prefix .. 'e') }

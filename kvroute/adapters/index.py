@@ -6,14 +6,19 @@ simulations, tests, `--index memory`, and the local shadow that answers while Re
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from typing import Literal, NewType, Protocol
 
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
+from kvroute.adapters.event_feed import EventFeed
+from kvroute.kv.block_tree import TIERS
 from kvroute.kv.chain import HASH_VERSION, PrefixChain
+from kvroute.kv.promised import Promised
 from kvroute.kv.residency import Change, Residency
 from kvroute.routing.replica import Holding, ReplicaId
 
@@ -36,6 +41,8 @@ class Match(Struct, frozen=True):
     holdings: tuple[Holding, ...]  # one per chain, in order; leading blocks by replica. Exact for the deepest holders;
     # the rest may be given up to 1/64 of the chain too little, never too much
     source: Literal["index", "local"]  # "local": the shared index was late or down, the router's own shadow answered
+    slower: tuple[tuple[Holding, ...], ...] = ()  # per chain, for each slower tier: leading blocks that it and faster
+    # tiers hold together, of replicas with such a tier. Empty where there is none
 
 
 class IndexStats(Struct):
@@ -78,6 +85,15 @@ class Index(Protocol):
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
 
+    def follow(self, replica: ReplicaId, feed: EventFeed) -> None:
+        """Have a member's own events say what it holds, from when they are first heard until it leaves.
+
+        From then on `record` and `correct` only make and take back promises, which count until events can have come.
+        """
+
+    def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
+        """Note that a request found so many blocks of its chain in the cache: of use where events were lost."""
+
 
 class MemoryIndex:
     """The index of one router alone: one Residency per replica, fed by what was sent to it.
@@ -90,12 +106,39 @@ class MemoryIndex:
         self.stats = IndexStats()
         self._members: dict[ReplicaId, tuple[Namespace, Residency]] = {}
         self._rooms: dict[Namespace, dict[ReplicaId, Residency]] = {}
+        self._feeds: dict[ReplicaId, tuple[EventFeed, Promised]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # streams that are being opened or closed
 
     async def start(self) -> None:
         """Nothing to start."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Stop listening to events."""
+        for replica in list(self._feeds):
+            self._unfollow(replica)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def follow(self, replica: ReplicaId, feed: EventFeed) -> None:
+        """Listen to a member's events at once: nobody else does."""
+        if replica in self._members:
+            self._unfollow(replica)
+            self._feeds[replica] = (feed, Promised(feed.capacity_blocks))
+            self._run(feed.own())
+
+    def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
+        """Note what a request found in the cache."""
+        if replica in self._feeds:
+            self._feeds[replica][0].delivered(chain, held_blocks)
+
+    def _unfollow(self, replica: ReplicaId) -> None:
+        if feed := self._feeds.pop(replica, None):
+            self._run(feed[0].release())
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def join(self, replica: ReplicaId, namespace: Namespace, capacity_blocks: int) -> None:
         """Admit a replica, empty. The same values again change nothing; other values begin a new life."""
@@ -108,6 +151,7 @@ class MemoryIndex:
 
     def leave(self, replica: ReplicaId) -> None:
         """Forget a replica and all that it held."""
+        self._unfollow(replica)
         namespace, residency = self._members.pop(replica, (None, None))
         if namespace is not None and residency is not None:
             self.stats.blocks -= len(residency)
@@ -118,19 +162,45 @@ class MemoryIndex:
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain, all exact."""
         self.stats.lookups += 1
-        return Match(tuple(self.holding(namespace, chain) for chain in chains), "index")
+        holdings = tuple(self.holding(namespace, chain) for chain in chains)
+        slower = tuple(self._slower(namespace, chain) for chain in chains)
+        return Match(holdings, "index", slower if any(map(any, slower)) else ())
 
     def holding(self, namespace: Namespace, chain: PrefixChain) -> Holding:
         """Return the holdings of one chain, without waiting."""
-        held = ((replica, residency.held(chain)) for replica, residency in self._rooms.get(namespace, {}).items())
-        return {replica: blocks for replica, blocks in held if blocks}
+        room = self._rooms.get(namespace, {})
+        held = ((replica, residency.held(chain)) for replica, residency in room.items() if replica not in self._feeds)
+        holding = {replica: blocks for replica, blocks in held if blocks}
+        for replica in self._feeds.keys() & room.keys():
+            if blocks := self._told(replica, room[replica], chain):
+                holding[replica] = blocks
+        return holding
+
+    def _told(self, replica: ReplicaId, residency: Residency, chain: PrefixChain) -> int:
+        feed, promised = self._feeds[replica]
+        if not feed.is_exact:
+            return residency.held(chain)
+        return max(feed.table.held(chain), promised.held(chain, time.monotonic()))
+
+    def _slower(self, namespace: Namespace, chain: PrefixChain) -> tuple[Holding, ...]:
+        """Return the holdings of each slower tier, of replicas that have one."""
+        here = self._feeds.keys() & self._rooms.get(namespace, {}).keys()
+        tables = {r: self._feeds[r][0].table for r in here if self._feeds[r][0].is_exact}
+        return tuple(
+            {r: blocks for r, table in tables.items() if (blocks := table.held(chain, tier))}
+            for tier in range(1, len(TIERS))
+        )
 
     def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
         """Note that the replica holds all blocks of the chain from now on."""
+        if replica in self._feeds:
+            self._feeds[replica][1].record(chain, time.monotonic())
         self.apply(replica, chain)
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
+        if replica in self._feeds:
+            self._feeds[replica][1].take_back(chain, held_blocks)
         self.apply(replica, chain, held_blocks)
 
     def apply(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None) -> Change | None:

@@ -18,14 +18,18 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
+from kvroute.adapters.redis_events import EventWriter
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
-from kvroute.adapters.redis_owner import Write, corrected, part_of, sent
+from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent
 from kvroute.adapters.redis_shard import Member, Shard, calls, shard_number
 from kvroute.adapters.redis_upkeep import Upkeep
 from kvroute.adapters.redis_wire import Reply
+from kvroute.kv.block_tree import TIERS
 from kvroute.kv.chain import PrefixChain, blocks_in
+from kvroute.kv.promised import Promised
 from kvroute.routing.replica import Holding, ReplicaId
 
 log = logging.getLogger(__name__)
@@ -100,9 +104,32 @@ class RedisIndex:
             return
         self.shadow.leave(replica)
         member = shard.members.pop(replica)
+        self._upkeep.events.orphan(member)
         shard.name_slots()
         self._upkeep.retire(shard, member)
         self._count_shards(shard.namespace)
+
+    def follow(self, replica: ReplicaId, feed: EventFeed) -> None:
+        """Have a member's own events say what it holds; the router that has its lease listens to them."""
+        if shard := self._homes.get(replica):
+            member = shard.members[replica]
+            self._upkeep.events.orphan(member)
+            member.writer = EventWriter(feed)
+            member.promised = Promised(feed.capacity_blocks)
+            self._upkeep.wake()
+
+    def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
+        """Note what a request found in the cache; the owner of the replica's events is told, if there is one."""
+        shard = self._homes.get(replica)
+        if shard is None:
+            return
+        member = shard.members[replica]
+        if not shard.is_ready or not shard.is_fed(member):
+            return
+        if member.writer is not None and member.writer.feed.is_owner:
+            member.writer.feed.delivered(chain, held_blocks)
+        else:
+            self._send(replica, [], delivered(chain, held_blocks))
 
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain: of the shared index, or of the shadow when that is late or down."""
@@ -112,7 +139,7 @@ class RedisIndex:
             return Match(({},) * len(chains), "index")
         lookup = self._ask(shards, chains)
         if lookup is not None and (holdings := self._read(namespace, shards, chains, lookup, await lookup.done)):
-            return Match(holdings, "index")
+            return _in_tiers(holdings) if any(shard.has_tiers for shard in shards) else Match(holdings, "index")
         self.stats.local_answers += 1
         return Match(tuple([self.shadow.holding(namespace, chain) for chain in chains]), "local")
 
@@ -123,6 +150,8 @@ class RedisIndex:
             return
         self.stats.records += 1
         self.stats.blocks = self.shadow.stats.blocks
+        if self._is_promise(replica, chain):
+            return
         writes = [] if change.stored is None else [Write(b"+", change.stored)]
         self._send(replica, writes, sent(chain, change.held))
 
@@ -131,6 +160,8 @@ class RedisIndex:
         if self.shadow.apply(replica, chain, held_blocks) is None or held_blocks >= blocks_in(chain):
             return
         self.stats.blocks = self.shadow.stats.blocks
+        if self._is_promise(replica, chain, held_blocks):
+            return
         self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks))
 
     def _ask(self, shards: Sequence[Shard], chains: Sequence[PrefixChain]) -> Lookup | None:
@@ -182,6 +213,9 @@ class RedisIndex:
             if shard.is_feeding:
                 self._add_own(namespace, chains, holdings)
                 break
+        for shard in shards:
+            if shard.fed:
+                _add_promises(shard, chains, holdings)
         return tuple(holdings)
 
     def _add_own(
@@ -191,6 +225,16 @@ class RedisIndex:
         for chain, holding in zip(chains, holdings, strict=True):
             for replica, blocks in self.shadow.holding(namespace, chain).items():
                 holding[replica] = max(blocks, holding.get(replica, 0))
+
+    def _is_promise(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None) -> bool:
+        """Make a promise, or take it back; False where sending is what says that a replica holds something."""
+        shard = self._homes[replica]
+        member = shard.members[replica]
+        if member.promised is not None and held_blocks is None:
+            member.promised.record(chain, time.monotonic())
+        elif member.promised is not None and held_blocks is not None:
+            member.promised.take_back(chain, held_blocks)
+        return shard.is_fed(member)
 
     def _send(self, replica: ReplicaId, writes: list[Write], record: bytes) -> None:
         """Write a replica's bits, and with the last of them its log entry."""
@@ -230,3 +274,28 @@ class RedisIndex:
 
     def _all_shards(self) -> list[Shard]:
         return [shard for shards in self._used.values() for shard in shards]
+
+
+def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[dict[ReplicaId, int]]) -> None:
+    """Add what this router has just sent to replicas whose events have yet to say that they hold it."""
+    now_s = time.monotonic()
+    for member in shard.members.values():
+        if member.promised is None or not shard.is_fed(member):
+            continue
+        for chain, holding in zip(chains, holdings, strict=True):
+            blocks = member.promised.held(chain, now_s)
+            if blocks > holding.get(member.replica, 0):
+                holding[member.replica] = blocks
+
+
+def _in_tiers(holdings: tuple[Holding, ...]) -> Match:
+    """Take the slower tiers, which were looked up under names of their own, out of holdings."""
+    fastest, slower = [], []
+    for holding in holdings:
+        tiers: list[dict[ReplicaId, int]] = [{} for _ in TIERS]
+        for name, blocks in holding.items():
+            replica, _, tier = name.partition(" ")
+            tiers[int(tier or 0)][ReplicaId(replica)] = blocks
+        fastest.append(tiers[0])
+        slower.append(tuple(tiers[1:]))
+    return Match(tuple(fastest), "index", tuple(slower))

@@ -24,7 +24,7 @@ LogId = tuple[int, int]
 START: LogId = (0, 0)
 
 _HEAD = struct.Struct("<cI")  # kind, blocks
-_SENT, _CORRECTED = b"s", b"c"
+_SENT, _CORRECTED, _DELIVERED = b"s", b"c", b"d"
 
 
 class Write(Struct, frozen=True):
@@ -42,6 +42,17 @@ def sent(chain: PrefixChain, known_blocks: int) -> bytes:
 def corrected(chain: PrefixChain, held_blocks: int) -> bytes:
     """Log that a replica turned out to hold only the first `held_blocks` blocks of a chain."""
     return _HEAD.pack(_CORRECTED, held_blocks) + chain
+
+
+def delivered(chain: PrefixChain, held_blocks: int) -> bytes:
+    """Log that a request found the first `held_blocks` blocks of a chain in a cache whose events say what it holds."""
+    return _HEAD.pack(_DELIVERED, held_blocks) + chain
+
+
+def read_delivery(record: bytes) -> tuple[PrefixChain, int] | None:
+    """Read what `delivered` wrote; None for another kind of record."""
+    kind, blocks = _HEAD.unpack_from(record)
+    return (PrefixChain(record[_HEAD.size :]), blocks) if kind == _DELIVERED else None
 
 
 def log_id(text: bytes) -> LogId:
@@ -107,6 +118,8 @@ class Owner:
             self.bytes_since_snapshot += len(record)
             kind, blocks = _HEAD.unpack_from(record)
             chain = PrefixChain(record[_HEAD.size :])
+            if kind == _DELIVERED:  # from before the events fell silent
+                continue
             if kind == _CORRECTED:
                 change = self.residency.correct(chain, blocks)
             else:

@@ -10,13 +10,19 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from kvroute.adapters.index import Namespace
 from kvroute.adapters.redis_owner import Owner, Write
 from kvroute.adapters.redis_wire import Argument, Reply
+from kvroute.kv.block_tree import TIERS
 from kvroute.kv.chain import HASH_BYTES, PrefixChain
+from kvroute.kv.promised import Promised
 from kvroute.kv.residency import Run
 from kvroute.routing.replica import ReplicaId
+
+if TYPE_CHECKING:
+    from kvroute.adapters.redis_events import EventWriter
 
 SLOTS = 512  # at least as many as beat.lua gives out
 LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
@@ -36,6 +42,8 @@ class Member:
         self.feed_after_s = 0.0  # not before, because the last attempt failed
         self.lease: bytes | None = None  # fence and router, while this router owns the replica's log
         self.owner: Owner | None = None  # loaded after the lease was taken
+        self.writer: EventWriter | None = None  # where the replica's events are followed
+        self.promised: Promised | None = None  # the same
 
     @property
     def slot(self) -> bytes:
@@ -59,6 +67,8 @@ class Shard:
         self.version = b""
         self.tokens: dict[ReplicaId, bytes] = {}  # the registry: of other routers' replicas too
         self.replicas: list[ReplicaId | None] = [None] * SLOTS  # by slot: members in the life that this router knows
+        self.fed: dict[int, bytes] = {}  # slots of replicas whose events say what they hold -> state of the stream
+        self.has_tiers = False  # some slots stand for replicas' slower tiers
         self.is_feeding = False  # Redis does not have all yet that this router placed
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
@@ -73,8 +83,26 @@ class Shard:
         """Say which slots stand for members: only in the life of a replica that registry and member agree on."""
         agreed = (m for m in self.members.values() if m.token is not None and m.token == self.tokens.get(m.replica))
         self.replicas = [None] * SLOTS
+        self.has_tiers = False
         for member in agreed:
             self.replicas[int(member.slot)] = member.replica
+            for tier in range(1, len(TIERS)):
+                name = tier_name(member.replica, tier)
+                if token := self.tokens.get(name):
+                    self.replicas[int(token.partition(b".")[0])] = name
+                    self.has_tiers = True
+
+    def is_fed(self, member: Member) -> bool:
+        """Whether a member's events say what it holds, in this life."""
+        return member.token is not None and int(member.slot) in self.fed
+
+    def begin_life(self, member: Member, token: bytes, *, is_fed: bool) -> None:
+        """Take over a life that this router has just begun in Redis, before the registry says so."""
+        member.token, member.owner = token, None
+        self.tokens[member.replica] = token
+        if is_fed:
+            self.fed[int(member.slot)] = b""
+        self.name_slots()
 
     def mark_stale(self, member: Member) -> None:
         """Note that Redis has not all that was placed on a member."""
@@ -117,6 +145,11 @@ def _slots_beyond(seen: int, data: bytes) -> tuple[int, tuple[int, ...]]:
     """Read a set of slots (bits.lua): return the mask with it, and the slots that were not in the mask."""
     mask = seen | int.from_bytes(data[1:], "little") << (8 * data[0])
     return mask, tuple(slot for slot in range(mask.bit_length()) if (mask ^ seen) >> slot & 1)
+
+
+def tier_name(replica: ReplicaId, tier: int) -> ReplicaId:
+    """Name a replica's slower tier as slots.lua does; no replica's own name has a space in it."""
+    return ReplicaId(f"{replica} {tier}")
 
 
 def shard_number(replica: ReplicaId, shards: int) -> int:

@@ -1,6 +1,6 @@
 """What a router does for the shared index in the background, one round after another in a single task.
 
-Heartbeat (1 s): alive, serves these replicas, gets its share of the leases. Feed: after a new epoch, or when writes
+Heartbeat (0.8 s): alive, serves these replicas, gets its share of the leases. Feed: after a new epoch, or when writes
 were lost, what this router placed is sent again in bounded steps. Replay: the logs of owned replicas become evictions.
 Snapshot (30 s, or when the log has grown): a successor starts from it. Sweep: dead slots' bits go, some buckets a
 round.
@@ -15,8 +15,9 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from kvroute.adapters.index import IndexStats, MemoryIndex
+from kvroute.adapters.redis_events import Events
 from kvroute.adapters.redis_link import Link, ask
-from kvroute.adapters.redis_owner import START, Owner, Write, part_of, sent
+from kvroute.adapters.redis_owner import START, LogId, Owner, Write, part_of, sent
 from kvroute.adapters.redis_shard import Member, Shard, calls
 from kvroute.adapters.redis_wire import Argument, Reply
 from kvroute.errors import IndexUnavailable
@@ -26,7 +27,7 @@ from kvroute.routing.replica import ReplicaId
 
 log = logging.getLogger(__name__)
 
-BEAT_S, ALIVE_S = 1.0, 3.0
+BEAT_S, ALIVE_S = 0.8, 2.0  # a dead owner's streams and logs have another within 2.8 s
 BEHIND_ROUND_S = 0.025  # between two rounds while there is more to read, to send again or to sweep
 BUSY_ROUND_S = 0.1  # while requests come: evictions lag by so much, and each round costs every router a wake-up
 IDLE_ROUND_S = 0.5
@@ -60,6 +61,7 @@ class Upkeep:
         self._shadow = shadow
         self._stats = stats
         self._woken = asyncio.Event()
+        self.events = Events(link, self.judge)
         self._retired: dict[tuple[bytes, ReplicaId, bytes], bytes] = {}  # (prefix, replica, token) -> epoch
 
     def wake(self) -> None:
@@ -112,6 +114,7 @@ class Upkeep:
     async def once(self) -> None:
         """Do one round, as far as Redis allows."""
         self.is_busy = self._is_behind = False
+        await self.events.bury()
         if not self._link.is_up:
             return
         try:
@@ -127,7 +130,11 @@ class Upkeep:
         self._stats.owned_replicas = sum(m.lease is not None for s in self._shards() for m in s.members.values())
 
     async def sign_off(self) -> None:
-        """Hand the leases back, if Redis can be told quickly."""
+        """Stop listening to events, and hand the leases back, if Redis can be told quickly."""
+        await self.events.bury()
+        for shard in self._shards():
+            for member in shard.members.values():
+                await self.events.let_go(member)
         with contextlib.suppress(IndexUnavailable):
             await self._retire_all()
             for shard in self._shards():
@@ -148,6 +155,7 @@ class Upkeep:
             await self._beat(shard)
             shard.next_beat_s = loop.time() + BEAT_S
         for member in list(shard.members.values()):
+            await self.events.tend(shard, member, loop.time())
             await self._feed(shard, member, loop.time())
         shard.is_feeding = any(member.is_stale or member.feed for member in shard.members.values())
         await self._replay(shard)
@@ -160,13 +168,14 @@ class Upkeep:
     async def _beat(self, shard: Shard) -> None:
         members = dict(shard.members)
         arguments: tuple[Argument, ...] = (self._router_id, int(ALIVE_S * 1000), secrets.token_hex(8), *members)
-        epoch, version, registry, leases = await ask(self._link, "beat", shard.prefix, arguments)
+        epoch, version, registry, leases, fed = await ask(self._link, "beat", shard.prefix, arguments)
         if epoch != shard.epoch:
             shard.epoch = epoch
             for member in members.values():
                 member.forget()
         if version != shard.version:
             shard.is_sweeping = True
+        shard.fed = {int(fed[i]): fed[i + 1] for i in range(0, len(fed), 2)}
         shard.read_registry(version, registry)
         owned = {ReplicaId(leases[i].decode()): leases[i + 1] for i in range(0, len(leases), 2)}
         for replica, member in members.items():
@@ -194,6 +203,8 @@ class Upkeep:
 
     async def _feed(self, shard: Shard, member: Member, now_s: float) -> None:
         """Send again, a part at a time, what this router placed on a replica."""
+        if shard.is_fed(member):
+            member.is_stale, member.feed = False, None  # its events say what it holds
         if member.token is None or now_s < member.feed_after_s:
             return
         if member.is_stale and member.feed is None:
@@ -221,13 +232,13 @@ class Upkeep:
         """Read the logs of the replicas that this router owns, and clear what they must have evicted."""
         owned = [member for member in shard.members.values() if member.lease is not None and member.token is not None]
         for member in owned:
-            if member.owner is None:
+            if member.owner is None and not shard.is_fed(member):
                 snapshot, end = await ask(self._link, "load", shard.prefix, (member.slot,))
                 member.owner = _owner(member, snapshot, end)
-        owned = [member for member in owned if member.owner is not None]
+        owned = [member for member in owned if _read_to(shard, member) is not None]
         if not owned:
             return
-        where = [part for m in owned if m.owner for part in (m.slot, "{}-{}".format(*m.owner.last_id))]
+        where = [part for m in owned for part in (m.slot, "{}-{}".format(*(_read_to(shard, m) or START)))]
         logs = await ask(self._link, "drain", shard.prefix, (shard.epoch, DRAIN_RECORDS, *where))
         if logs == b"E":
             shard.is_ready = False
@@ -236,7 +247,11 @@ class Upkeep:
             if entries:
                 self.is_busy = True
                 self._is_behind |= len(entries) == DRAIN_RECORDS
-                await self._catch_up(shard, member, [(id, fields[1]) for id, fields in entries])
+                records = [(id, fields[1]) for id, fields in entries]
+                if shard.is_fed(member):
+                    self.events.hear(member, records)
+                else:
+                    await self._catch_up(shard, member, records)
 
     async def _catch_up(self, shard: Shard, member: Member, entries: Sequence[tuple[bytes, bytes]]) -> None:
         owner, lease = member.owner, member.lease
@@ -262,7 +277,7 @@ class Upkeep:
         return True
 
     async def _save(self, shard: Shard, member: Member, now_s: float) -> None:
-        owner = member.owner
+        owner = None if shard.is_fed(member) else member.owner
         if owner is None or member.token is None or member.lease is None or owner.last_id == START:
             return
         is_due = owner.bytes_since_snapshot and now_s >= owner.snapshot_at_s + SNAPSHOT_S
@@ -271,6 +286,13 @@ class Upkeep:
             owner.bytes_since_snapshot, owner.snapshot_at_s = 0, now_s
             arguments = (shard.epoch, member.replica, member.token, member.lease, last_id, packed)
             self.judge(shard, member, await ask(self._link, "save", shard.prefix, arguments))
+
+
+def _read_to(shard: Shard, member: Member) -> LogId | None:
+    """Return the last record of a member's log that was taken in; None where nobody is there to take it in."""
+    if shard.is_fed(member):
+        return member.writer.heard if member.writer and member.writer.feed.is_owner else None
+    return member.owner.last_id if member.owner else None
 
 
 def _owner(member: Member, snapshot: bytes | None, log_end: bytes) -> Owner:

@@ -28,7 +28,9 @@ local function group(change, bucket, fields)
   if #gone > 0 then call('HDEL', bucket, unpack(gone)) end
 end
 
-for at = 7, #ARGV, 3 do
+-- Where events say what a replica holds, senders do not: their record is all that is kept.
+local first = ARGV[4] == '' and call('HEXISTS', prefix .. 'e', slot) == 1 and #ARGV + 1 or 7
+for at = first, #ARGV, 3 do
   local change, skip, hashes = ARGV[at] == '+' and with or without, tonumber(ARGV[at + 1]), ARGV[at + 2]
   local blocks = #hashes / 8
   for head = 0, blocks - 1, 16 do

@@ -3,69 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvroute.adapters.index import Index, MemoryIndex, Namespace, namespace_of
-from kvroute.adapters.redis_index import RedisIndex
-from kvroute.adapters.store import open_link
+from kvroute.adapters.index import Index, Namespace, namespace_of
 from kvroute.kv.chain import PrefixChain, blocks_in, chain_of, root_of, tokens_of
 from kvroute.kv.residency import Residency
 from kvroute.routing.replica import ReplicaId
-from tests.redis_servers import cluster, fresh_name, server, until
+from tests.redis_servers import until
 
 NS, OTHER = Namespace("model.1"), Namespace("model.2")
 R0, R1, R2 = (ReplicaId(f"http://r{i}:8000") for i in range(3))
-PATIENT_S = 5.0  # a machine under load must not turn an answer into a local one
-
-Opener = Callable[[], "asynccontextmanager[Index]"]
 
 
 def chain(*tokens: int) -> PrefixChain:
     return chain_of(tokens_of(tokens), 1, root_of("m"))
-
-
-@asynccontextmanager
-async def memory_index() -> AsyncIterator[Index]:
-    yield MemoryIndex()
-
-
-def redis_opener(url: str, shards: int) -> Opener:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Index]:
-        link = open_link(url)
-        await link.start()
-        index = RedisIndex(link, deployment=fresh_name(), router_id="a", deadline_s=PATIENT_S, shards=shards)
-        await index.start()
-        try:
-            yield index
-        finally:
-            await index.close()
-            await link.close()
-
-    return opened
-
-
-@pytest.fixture(scope="module", params=["memory", "redis", "cluster"])
-def opener(request) -> Iterator[Opener]:
-    if request.param == "memory":
-        yield memory_index
-    elif request.param == "redis":
-        with server() as one:
-            yield redis_opener(one.url, 1)
-    else:
-        with cluster() as url:
-            yield redis_opener(url, 3)
-
-
-@pytest.fixture
-async def index(opener) -> AsyncIterator[Index]:
-    async with opener() as one:
-        yield one
 
 
 async def holdings(index: Index, *chains: PrefixChain, namespace: Namespace = NS) -> list[dict[ReplicaId, int]]:

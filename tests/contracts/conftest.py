@@ -1,0 +1,56 @@
+"""Every index, opened the same way: in memory, in Redis, in a Redis cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvroute.adapters.index import Index, MemoryIndex
+from kvroute.adapters.redis_index import RedisIndex
+from kvroute.adapters.store import open_link
+from tests.redis_servers import cluster, fresh_name, server
+
+PATIENT_S = 5.0  # a machine under load must not turn an answer into a local one
+
+Opener = Callable[[], "asynccontextmanager[Index]"]
+
+
+@asynccontextmanager
+async def memory_index() -> AsyncIterator[Index]:
+    yield MemoryIndex()
+
+
+def redis_opener(url: str, shards: int) -> Opener:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Index]:
+        link = open_link(url)
+        await link.start()
+        index = RedisIndex(link, deployment=fresh_name(), router_id="a", deadline_s=PATIENT_S, shards=shards)
+        await index.start()
+        try:
+            yield index
+        finally:
+            await index.close()
+            await link.close()
+
+    return opened
+
+
+@pytest.fixture(scope="module", params=["memory", "redis", "cluster"])
+def opener(request) -> Iterator[Opener]:
+    if request.param == "memory":
+        yield memory_index
+    elif request.param == "redis":
+        with server() as one:
+            yield redis_opener(one.url, 1)
+    else:
+        with cluster() as url:
+            yield redis_opener(url, 3)
+
+
+@pytest.fixture
+async def index(opener) -> AsyncIterator[Index]:
+    async with opener() as one:
+        yield one

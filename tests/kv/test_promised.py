@@ -1,0 +1,43 @@
+"""What was just sent counts as held, for a short while."""
+
+from __future__ import annotations
+
+from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
+from kvroute.kv.promised import LIFE_S, Promised
+
+
+def chain(*tokens: int) -> PrefixChain:
+    return chain_of(tokens_of(tokens), 1, root_of("m"))
+
+
+def test_what_was_sent_counts_for_a_while():
+    """A chain counts for at least half of its life, and after its life no more."""
+    promised = Promised(100)
+    for start_s in (0.0, 100.0, 100.0 + LIFE_S / 4):
+        promised.record(chain(1, 2, 3), start_s)
+        assert promised.held(chain(1, 2, 9), start_s + LIFE_S / 2 - 0.01) == 2
+    assert promised.held(chain(1, 2, 3), 100.0 + LIFE_S / 4 + LIFE_S) == 0
+
+
+def test_the_older_half_still_counts():
+    """What was sent before the turn is found after it, beside what was sent since."""
+    promised = Promised(100)
+    promised.record(chain(1, 2, 3), 10.0)
+    promised.record(chain(1, 5), 10.0 + LIFE_S / 2)
+    assert [promised.held(one, 10.0 + LIFE_S / 2 + 0.1) for one in (chain(1, 2, 3), chain(1, 5))] == [3, 2]
+
+
+def test_what_was_not_computed_is_taken_back():
+    """A request that failed leaves no promise beyond what the replica held before."""
+    promised = Promised(100)
+    promised.record(chain(1, 2, 3), 0.0)
+    promised.take_back(chain(1, 2, 3), 1)
+    assert promised.held(chain(1, 2, 3), 0.1) == 1
+
+
+def test_promises_are_bounded():
+    """No more is remembered than the replica can hold."""
+    promised = Promised(4)
+    for token in range(10):
+        promised.record(chain(token, 1), 0.0)
+    assert sum(promised.held(chain(token, 1), 0.1) for token in range(10)) == 4
