@@ -1,71 +1,279 @@
-"""What no replica can ever serve is refused here, in the engine's own words.
+"""Who may go now, and who waits: so that memory is enough for those who run, and caches outlive the pauses between turns.
 
-vLLM refuses a prompt over its context length; one over its whole KV cache it queues for ever, and all behind it.
-Lengths that are estimates (`exact` is False) refuse nothing.
+Once prompts are placed well, what is left to lose is thrashing: more live conversations than the pool holds, every turn
+recomputing what was just evicted. Two rules prevent it, and a third lets go of them where they are wrong.
+
+Rule 1, the gate. A request goes where what it will hold at its end fits beside what was promised (`gate`). If the
+        replica that is cheapest has no room, and no other is cheaper than waiting for it, the request is held, and bound
+        to a replica when there is room.
+Rule 2, the working set. A conversation that has no seat gets one only on a replica where the conversations that live
+        there, grown as they probably will, leave it room (`working_set`, `habits`). Between turns a seat lasts as long
+        as keeping the cache serves more than giving the room to others (`memory_plan`). Who has no seat waits in line;
+        conversations with a seat go on. Where more live than fit after all, the youngest loses its seat.
+Rule 3, the measure. The part of the pool that seats may reserve is learnt: it shrinks while conversations that come
+        back in time find their caches gone, and grows while requests are held and no cache is lost.
+
+All of it is silent while everything fits. Not known here: the clock, sockets, and what the client is told meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, inf
 
-from kvroute.errors import BadRequest
-from kvroute.routing.demand import Demand
+from msgspec import Struct
+
+from kvroute.errors import Overloaded
+from kvroute.routing.conversations import Conversation, Conversations
+from kvroute.routing.cost import Work, compute_tokens
+from kvroute.routing.demand import Demand, Usage
+from kvroute.routing.gate import Gate
+from kvroute.routing.habits import Forecast, HabitBook, Habits
+from kvroute.routing.hold import Hold
 from kvroute.routing.member import Member
+from kvroute.routing.memory_plan import Turns, best_plan
+from kvroute.routing.pressure import Pressure
+from kvroute.routing.replica import ReplicaId
+from kvroute.routing.turn import Turn
+from kvroute.routing.waiting import Served, Ticket, Waiting, rank
+from kvroute.routing.working_set import WorkingSet
+
+PLAN_EVERY_S = 2.0
+OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
+OVER_MIN_S = 4.0
+MEMORY_SEED_S = 5.0  # how long a seat is kept before pauses were seen
+TURNS_MIN = 16  # further turns seen, from which they are planned with
+GAP_GAIN = 0.1
+BYTES_PER_TOKEN = 4  # of a request whose size was not said
 
 
-def fits(demand: Demand, member: Member) -> bool:
-    """Return whether a replica can ever hold the longest prompt."""
-    return not demand.exact or demand.longest_prompt <= member.prompt_limits[demand.model]
+class AdmissionSettings(Struct, frozen=True, kw_only=True):
+    """Bounds of holding."""
+
+    holds_max: int = 1000
+    hold_bytes_max: int = 256 << 20
+    hold_s: float = 300.0
 
 
-def fits_context(demand: Demand, member: Member) -> bool:
-    """Return whether the longest prompt is within the model's context there."""
-    return demand.longest_prompt <= context_tokens(demand, member)
+class Waits(Struct, frozen=True):
+    """Why a request cannot go now."""
+
+    is_seated: bool  # it waits for room where its conversation lives; else it waits in line for a seat
+    reason: str
 
 
-def context_tokens(demand: Demand, member: Member) -> float:
-    """Return the longest context of the model there, without end where it is not known."""
-    card = member.replica.card(demand.model)
-    return inf if card is None or card.max_model_len is None else card.max_model_len
+class Chances(Struct, frozen=True):
+    """What a request would be on each replica that could serve it."""
+
+    members: Sequence[Member]
+    works: Sequence[Work]
+    costs_s: Sequence[float]
 
 
-def refuse_if_hopeless(demand: Demand, serving: Sequence[Member]) -> None:
-    """Refuse what none of the replicas that serve the model can ever hold, whatever their health is now.
+class Admission:
+    """The state of holding for one router. Bounded by the settings and by what its parts keep."""
 
-    Raises:
-        BadRequest: with the limit of the largest.
-    """
-    if not serving or any(fits(demand, member) for member in serving):
-        return
-    within = [member.replica.usable_tokens or 0 for member in serving if fits_context(demand, member)]
-    if within:
-        raise too_large(demand, max(within))
-    raise too_long(demand, int(max(context_tokens(demand, member) for member in serving)))
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.settings = settings
+        self.pressure = Pressure()
+        self.waiting = Waiting()
+        self._gate = Gate()
+        self._conversations = Conversations()
+        self._habits = HabitBook()
+        self._set = WorkingSet()
+        self._served = Served()
+        self._silent: OrderedDict[int, tuple[Conversation, float]] = OrderedDict()  # and when they are taken to be over
+        self._memory_s: dict[str, tuple[float, float]] = {}  # model -> planned when, and how long seats are kept
+        self._count = 0
+        self._now_s = 0.0
+        self._left_s: float | None = None  # when the last request left the line
+        self._gap_s = 1.0  # mean time between two that leave it
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass."""
+        self._now_s = max(now_s, self._now_s)
+        self._set.advance(self._now_s)
+        while self._silent:
+            number, (conversation, due_s) = next(iter(self._silent.items()))
+            if due_s > self._now_s:
+                break
+            del self._silent[number]
+            self._habits.of(conversation.model).learn_end(conversation.turns)
+
+    def begin(self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float) -> Turn:
+        """Recognise the conversation that a request belongs to."""
+        reachable = max(hits.values(), default=0)
+        conversation = self._conversations.recognise(demand, reachable, self._now_s)
+        self._silent.pop(conversation.number, None)
+        if conversation.turns > 1 and not conversation.is_repeated:
+            self._learn(conversation, reachable)
+        conversation.is_under_way = True
+        conversation.last_end_s = None
+        self._served.enter(conversation.tenant)
+        return Turn(demand, conversation, output_tokens * demand.sequences, self._over)
+
+    def _learn(self, conversation: Conversation, reachable: int) -> None:
+        habits = self._habits.of(conversation.model)
+        habits.learn_turn(conversation)
+        if conversation.last_end_s is not None:
+            habits.learn_pause(self._now_s - conversation.last_end_s)
+        if self._set.seat_of(conversation):
+            kept = conversation.tokens - conversation.growth_tokens
+            is_holding = bool(self.waiting.line_length(conversation.model))
+            self.pressure.learn_return(kept, min(reachable, kept), is_holding=is_holding)
+
+    def choose(self, turn: Turn, chances: Chances, *, is_next: bool) -> Member | Waits:
+        """Return the cheapest replica that may have the request now, or why there is none. Changes nothing.
+
+        Args:
+            turn: of whom.
+            chances: where.
+            is_next: nobody else of its model has to go first.
+        """
+        seat = self._set.seat_of(turn.conversation)
+        home = None if seat is None else seat.replica
+        members, works = chances.members, chances.works
+        if home is not None and any(m.replica.id == home and self._is_crowded(m, turn.conversation) for m in members):
+            home = None
+        if home is None and not is_next:
+            return Waits(False, "others wait")
+        forecast = self._forecast(turn)
+        for at in sorted(range(len(members)), key=chances.costs_s.__getitem__):
+            member = members[at]
+            if member.replica.id != home and not self._has_seat(member, turn.conversation, forecast):
+                continue
+            if self._gate.is_open(member, works[at], self._now_s):
+                return member
+            if home is not None:
+                return Waits(True, "no room where it is cheapest")
+        return Waits(False, "the pool is full of live conversations")
+
+    def _forecast(self, turn: Turn) -> Forecast:
+        conversation = turn.conversation
+        return self._habits.of(conversation.model).forecast(conversation, turn.output_tokens)
+
+    def _has_seat(self, member: Member, conversation: Conversation, forecast: Forecast) -> bool:
+        """Return whether a conversation fits among those that live on a replica. An idle one takes anybody."""
+        capacity = member.replica.capacity_tokens
+        if not capacity or not member.view.sequences:
+            return True
+        peak = self._set.peak_tokens(member.replica.id, conversation, forecast)
+        return peak <= self.pressure.fill * capacity
+
+    def _is_crowded(self, member: Member, conversation: Conversation) -> bool:
+        """Return whether more lives on a replica than fits, and this is the youngest there."""
+        capacity, table = member.replica.capacity_tokens, self._set.table(member.replica.id)
+        if not capacity or table.sums[0] + table.shared_tokens <= max(self.pressure.fill, 1.0) * capacity:
+            return False
+        return len(table.seats) > 1 and conversation.number == max(table.seats)
+
+    def is_next(self, turn: Turn) -> bool:
+        """Return whether a request may go before those that wait in its model's line."""
+        first = self.waiting.first(turn.demand.model, self._served)
+        return first is None or first.turn is turn or rank(turn, self._served) < rank(first.turn, self._served)
+
+    def seat(self, turn: Turn, member: Member, hit_tokens: int, hold: Hold | None) -> None:
+        """Note that a request was booked."""
+        turn.hit_tokens = hit_tokens
+        self._set.seat(turn.conversation, member.replica.id, self._forecast(turn))
+        if hold is None or (ticket := self.waiting.remove(hold)) is None:
+            return
+        if not ticket.is_seated:
+            if self._left_s is not None:
+                self._gap_s += GAP_GAIN * (self._now_s - self._left_s - self._gap_s)
+            self._left_s = self._now_s
+
+    def hold(self, turn: Turn, waits: Waits, hold: Hold | None, hits: Mapping[ReplicaId, int], size_bytes: int) -> Hold:
+        """Let a request wait, or go on waiting.
+
+        Raises:
+            Overloaded: for too long, or too many do.
+        """
+        ticket = None if hold is None else self.waiting.get(hold)
+        if not waits.is_seated:
+            self._set.remove(turn.conversation)
+        if ticket is None:
+            ticket = self._ticket(turn, waits, size_bytes or BYTES_PER_TOKEN * turn.demand.prompt_tokens)
+        elif ticket.hold.until_s <= self._now_s:
+            self.waiting.remove(ticket.hold)
+            turn.over(None)
+            raise self._overloaded(turn, f"waited for {self._now_s - ticket.hold.since_s:.0f} s: {waits.reason}")
+        ticket.hits, ticket.is_woken = hits, False
+        self.waiting.add(ticket, is_seated=waits.is_seated)
+        return ticket.hold
+
+    def _ticket(self, turn: Turn, waits: Waits, size_bytes: int) -> Ticket:
+        settings, waiting = self.settings, self.waiting
+        if len(waiting) >= settings.holds_max or waiting.size_bytes + size_bytes > settings.hold_bytes_max:
+            turn.over(None)
+            raise self._overloaded(turn, f"{len(waiting)} requests wait already: {waits.reason}")
+        self._count += 1
+        until_s = self._now_s + settings.hold_s
+        return Ticket(Hold(self._count, turn.demand, self._now_s, until_s, waits.reason), turn, size_bytes)
+
+    def _overloaded(self, turn: Turn, why: str) -> Overloaded:
+        error = Overloaded(f"no memory for this request yet ({why})")
+        error.retry_after_s = max(1.0, ceil(self._gap_s * self.waiting.line_length(turn.demand.model)))
+        return error
+
+    def drop(self, hold: Hold) -> None:
+        """Forget a request that waits."""
+        ticket = self.waiting.remove(hold)
+        if ticket is not None:
+            ticket.turn.over(None)
+
+    def candidates(self) -> Iterator[Ticket]:
+        """Yield who may be next: turns of seated conversations, then each line's first, as long as the last one went."""
+        for ticket in self.waiting.seated():
+            yield ticket
+        for model in self.waiting.models():
+            last: Ticket | None = None
+            while (first := self.waiting.first(model, self._served)) and first is not last:
+                yield first
+                last = first
+
+    def _over(self, turn: Turn, usage: Usage | None) -> None:
+        """Take in that a turn is over."""
+        conversation, now_s = turn.conversation, self._now_s
+        self._served.leave(conversation.tenant)
+        conversation.is_under_way = False
+        conversation.is_repeated = usage is None
+        habits = self._habits.of(conversation.model)
+        if usage is not None:
+            cached = turn.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
+            self._served.serve(conversation.tenant, usage.prompt_tokens - cached + usage.completion_tokens, cached)
+            habits.learn_answer(usage.completion_tokens)
+            conversation.tokens += usage.completion_tokens if turn.demand.sequences == 1 else 0
+            conversation.last_end_s = now_s
+        self._set.pause(conversation, habits.forecast(conversation, 0.0), now_s + self.memory_s(conversation.model))
+        over_s = max(OVER_MIN_S, 2 * habits.pause_quantile_s(OVER_SHARE))
+        self._silent[conversation.number] = (conversation, now_s + over_s)
+
+    def memory_s(self, model: str) -> float:
+        """Return how long a conversation keeps its seat between two turns."""
+        return self._memory_s.get(model, (0.0, MEMORY_SEED_S))[1]
+
+    def plan(self, model: str, member: Member) -> None:
+        """Find anew how long that should be, if it is time to."""
+        planned_s = self._memory_s.get(model, (-inf, 0.0))[0]
+        habits, capacity = self._habits.of(model), member.replica.capacity_tokens
+        if self._now_s < planned_s + PLAN_EVERY_S or not capacity or habits.turns_seen < TURNS_MIN:
+            return
+        turns = turns_of(habits, member.rates.attention_tokens)
+        room = self.pressure.fill * capacity / max(habits.own_tokens + habits.output_tokens, 1.0)
+        self._memory_s[model] = (self._now_s, best_plan(turns, max(room, 1.0), member.rates).memory_s)
 
 
-def too_long(demand: Demand, limit_tokens: int) -> BadRequest:
-    """Word the refusal as vLLM 0.32 does."""
-    return BadRequest(
-        f"This model's maximum context length is {limit_tokens} tokens. However, your prompt contains "
-        f"{demand.longest_prompt} input tokens, which exceeds this limit even without any output tokens. "
-        "Please reduce the length of the input prompt. "
-        f"(parameter=input_tokens, value={demand.longest_prompt})",
-        param="input_tokens",
+def turns_of(habits: Habits, attention_tokens: float) -> Turns:
+    """Return what turns are like, as planning sees them."""
+    prompt, growth = int(habits.prompt_tokens), int(habits.growth_tokens)
+    shared = int(habits.prompt_tokens - habits.own_tokens)
+    return Turns(
+        hit_tokens=compute_tokens(max(prompt - growth, 0), growth, attention_tokens),
+        miss_tokens=compute_tokens(shared, prompt - shared, attention_tokens),
+        output_tokens=max(habits.output_tokens, 1.0),
+        kv_tokens=habits.prompt_tokens + habits.output_tokens,
+        ends=habits.ends,
+        pauses=habits.pauses(),
     )
-
-
-def too_large(demand: Demand, limit_tokens: int) -> BadRequest:
-    """Word the refusal like the one for the context length; vLLM has none, it would wait for ever."""
-    return BadRequest(
-        f"The KV cache of this model's largest replica holds {limit_tokens} tokens. However, your prompt contains "
-        f"{demand.longest_prompt} input tokens, which could never be computed there. "
-        "Please reduce the length of the input prompt. "
-        f"(parameter=input_tokens, value={demand.longest_prompt})",
-        param="input_tokens",
-    )
-
-
-def unknown_model(model: str) -> BadRequest:
-    """Word the refusal as vLLM 0.32 does."""
-    return BadRequest(f"The model `{model}` does not exist.", param="model", status=404, kind="NotFoundError")

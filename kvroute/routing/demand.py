@@ -19,6 +19,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None  # the client's bound for each answer, None where it gave none
     tenant: str = "default"
     exact: bool = True  # False: lengths are estimates, so nothing is refused because of them
+    priority: int = 0  # higher goes first where requests are held
     streamed: bool = True  # False: the first byte comes with the last, and says nothing about the prefill
     chain: PrefixChain = PrefixChain(b"")  # of its only prompt; empty where there are several, or none was understood
     block_size: int = 16  # tokens of the chain's blocks

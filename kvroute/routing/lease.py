@@ -20,6 +20,7 @@ from kvroute.routing.demand import Demand, Outcome, Usage
 from kvroute.routing.member import Booking, Member
 from kvroute.routing.outputs import OutputEstimates
 from kvroute.routing.replica import Replica, ReplicaId
+from kvroute.routing.turn import Turn
 
 QUIET_SHARE = 0.25  # prefill ahead of a request, as a share of its own, up to which its first token shows the rate
 
@@ -48,7 +49,7 @@ class Lease:
 
     __slots__ = (
         "_ahead_tokens", "_batch", "_batch_tokens", "_began_s", "_booking", "_demand", "_member", "_outputs",
-        "_placed_s", "_state", "_work", "placement", "replica", "reserve_tokens",
+        "_placed_s", "_state", "_work", "placement", "replica", "reserve_tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Lease:
         self.replica: Replica = member.replica
         self.placement = placement
         self.reserve_tokens = reserve_tokens  # KV tokens to confirm in the shared ledger before sending; 0 = none
+        self.turn: Turn | None = None  # of which conversation, where admission looks after them
         self._member = member
         self._demand = demand
         self._work = work
@@ -106,7 +108,7 @@ class Lease:
         """
         if self._state is State.SETTLED:
             return
-        self._settle()
+        self._settle(usage if outcome is Outcome.DONE else None)
         if outcome is Outcome.FAILED:
             self._member.failures += 1
         elif outcome is Outcome.DONE:
@@ -129,9 +131,11 @@ class Lease:
         view = self._member.view
         self._batch, self._batch_tokens = view.sequences, view.kv_tokens
 
-    def _settle(self) -> None:
+    def _settle(self, usage: Usage | None = None) -> None:
         has_begun, self._state = self._state is State.BEGAN, State.SETTLED
         self._member.give_back(self._booking, has_begun=has_begun)
+        if self.turn is not None:
+            self.turn.over(usage)
 
     def _learn(self, now: float, usage: Usage) -> None:
         self._outputs.learn(self._demand, usage.completion_tokens)

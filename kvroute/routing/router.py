@@ -10,14 +10,14 @@ traffic, where nothing is in flight when the next request comes, still reaches e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from random import Random
 
 from msgspec import Struct
 
-from kvroute.errors import ConfigError, NoReplica
-from kvroute.routing.admission import fits, fits_context, refuse_if_hopeless, unknown_model
+from kvroute.errors import ConfigError, KvrouteError, NoReplica
+from kvroute.routing.admission import Admission, AdmissionSettings, Chances, Waits
 from kvroute.routing.baselines import BASELINES
 from kvroute.routing.cost import TERMS, Price, Slo, Work, compute_tokens, price, work_of
 from kvroute.routing.demand import Demand
@@ -26,7 +26,9 @@ from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease, Placement
 from kvroute.routing.member import FAILURES_MAX, Member
 from kvroute.routing.policy import Case, Knowledge, Policy
+from kvroute.routing.refusals import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.replica import ReplicaId
+from kvroute.routing.waiting import Ticket
 
 KVROUTE = "kvroute"
 POLICIES = (KVROUTE, *BASELINES)
@@ -55,6 +57,7 @@ class Router:
         *,
         ttft_weight: float = TTFT_WEIGHT,
         slo: Slo | None = None,
+        admission: AdmissionSettings | None = None,
         knowledge: Knowledge = "exact",
     ) -> None:
         if policy not in POLICIES:
@@ -64,6 +67,7 @@ class Router:
         self._rng = rng or Random(0)
         self._ttft_weight = ttft_weight
         self._slo = slo
+        self.admission = None if admission is None or policy != KVROUTE else Admission(admission)
         self._baseline: Policy | None = BASELINES[policy](knowledge) if policy in BASELINES else None
 
     def place(
@@ -103,6 +107,7 @@ class Router:
         now: float,
         avoid: AbstractSet[ReplicaId] = frozenset(),
         hold: Hold | None = None,
+        size_bytes: int = 0,
     ) -> Lease | Hold:
         """Place a request, or say that it has to wait until memory fits.
 
@@ -115,22 +120,62 @@ class Router:
             now: the router's clock.
             avoid: replicas that have failed this request already.
             hold: what an earlier call returned for this request; the same may come back.
+            size_bytes: of the request, which counts against the bound of all that is held; 0 = estimated.
 
         Raises:
             Overloaded: too much is held already, or this request was held for too long.
             BadRequest, NoReplica: as `place`.
         """
-        return self.place(demand, hits, now, avoid)
+        admission = self.admission
+        if admission is None:
+            return self.place(demand, hits, now, avoid)
+        self.fleet.advance(now)
+        admission.advance(now)
+        members = self._candidates(demand, now, avoid)
+        offers = self._offers(demand, hits, NOTHING_STORED)
+        ticket = None if hold is None else admission.waiting.get(hold)
+        output_tokens = self.fleet.outputs.expect(demand)
+        turn = admission.begin(demand, hits, output_tokens) if ticket is None else ticket.turn
+        found = admission.choose(turn, offers.chances(members), is_next=admission.is_next(turn))
+        if isinstance(found, Waits):
+            return admission.hold(turn, found, hold, hits, size_bytes)
+        placement = offers.placement(found, self.policy)
+        lease = self.fleet.book(found, demand, offers.work(found), placement, now)
+        lease.turn = turn
+        admission.seat(turn, found, placement.hit_tokens, hold)
+        admission.plan(demand.model, found)
+        return lease
 
-    def released(self, now: float) -> Sequence[Hold]:
-        """Return the holds whose requests should be admitted now, each once until it was admitted or dropped.
+    def released(self, now: float) -> Iterator[Hold]:
+        """Yield the holds whose requests should be admitted now; admit each before asking for the next.
 
         Ask whenever a lease has begun or ended, a replica was reported on, and at least every second while any is held.
+        One that was named is not named again before it was admitted, held again or dropped.
         """
-        return ()
+        admission = self.admission
+        if admission is None or not len(admission.waiting):
+            return
+        self.fleet.advance(now)
+        admission.advance(now)
+        for ticket in admission.candidates():
+            if not ticket.is_woken and self._may_go(admission, ticket, now):
+                ticket.is_woken = True
+                yield ticket.hold
+
+    def _may_go(self, admission: Admission, ticket: Ticket, now: float) -> bool:
+        demand = ticket.hold.demand
+        try:
+            members = self._candidates(demand, now, frozenset())
+        except KvrouteError:  # its driver will be told when it asks
+            return False
+        chances = self._offers(demand, ticket.hits, NOTHING_STORED).chances(members)
+        return isinstance(admission.choose(ticket.turn, chances, is_next=True), Member)
 
     def drop(self, hold: Hold, now: float) -> None:
         """Forget a request that waits: its client has left, or will not wait any longer."""
+        if self.admission is not None:
+            self.admission.advance(now)
+            self.admission.drop(hold)
 
     def explain(
         self,
@@ -236,6 +281,10 @@ class Offers:
     def costs(self, members: Sequence[Member]) -> list[float]:
         """Return the seconds that the request costs on each."""
         return [sum(self.price(member)) for member in members]
+
+    def chances(self, members: Sequence[Member]) -> Chances:
+        """Return what the request would be on each."""
+        return Chances(members, [self.work(member) for member in members], self.costs(members))
 
     def placement(self, member: Member, policy: str) -> Placement:
         """Return the price with its reasons."""

@@ -1,0 +1,127 @@
+"""Conversations, recognised from the chains of their prompts alone: a prompt that extends an earlier one goes on with it.
+
+A conversation's tip is the last whole block of its latest prompt. A prompt that contains a tip continues that
+conversation, unless a request of it is under way: then it is a branch, and a conversation of its own.
+
+To find tips in a long chain without looking at every block, each lies under a mark: the hash of the last block, at or
+before the tip, whose number is a multiple of STRIDE. A prompt looks up its blocks at those places, the deepest first,
+and only behind one that is a mark the blocks up to the next place.
+
+Not known here: replicas, memory and what comes of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvroute.kv.chain import blocks_in, hashes_of
+from kvroute.routing.demand import Demand
+
+STRIDE = 8
+CONVERSATIONS_MAX = 65_536
+ROOT = 0  # the mark of tips before the first place
+
+
+class Conversation:
+    """What is known of one conversation. `tokens` are its latest prompt and, once that has ended, the answer."""
+
+    __slots__ = (
+        "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_under_way", "last_end_s", "mark", "model",
+        "number", "prefix", "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
+    )  # fmt: skip
+
+    def __init__(self, number: int, demand: Demand, shared_tokens: int, now_s: float) -> None:
+        self.number = number  # in the order of first being seen: the lowest is the oldest
+        self.model = demand.model
+        self.tenant = demand.tenant
+        self.since_s = now_s
+        self.shared_tokens = min(shared_tokens, demand.prompt_tokens)  # others held these when it began
+        self.turns = 0
+        self.tokens = self.first_tokens = demand.prompt_tokens
+        self.growth_tokens = 0  # of the latest turn: what its prompt added to the one before
+        self.is_under_way = False
+        self.is_repeated = False  # its latest turn came to nothing: the same prompt again is no further turn
+        self.is_over = False  # it was silent for so long that it was taken to be over
+        self.last_end_s: float | None = None  # None while a turn is under way, and before the first has ended
+        self.mark = self.tip = ROOT
+        blocks = self.shared_tokens // demand.block_size
+        self.prefix = hashes_of(demand.chain)[blocks - 1] if 0 < blocks <= blocks_in(demand.chain) else ROOT
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that nobody else needs."""
+        return self.tokens - self.shared_tokens
+
+    def __repr__(self) -> str:
+        return f"<Conversation {self.number}: turn {self.turns}, {self.tokens} tokens>"
+
+
+class Conversations:
+    """The conversations lately heard of. Bounded: the one that was silent for longest is forgotten."""
+
+    def __init__(self, limit: int = CONVERSATIONS_MAX) -> None:
+        self._limit = limit
+        self._count = 0
+        self._known: OrderedDict[int, Conversation] = OrderedDict()
+        self._tips: dict[int, dict[int, list[Conversation]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def recognise(self, demand: Demand, shared_tokens: int, now_s: float) -> Conversation:
+        """Return the conversation that a prompt continues, moved on to it, or a new one.
+
+        Args:
+            demand: the request.
+            shared_tokens: of the prompt, that some replica holds already; counts where the conversation is new.
+            now_s: the router's clock.
+        """
+        hashes = hashes_of(demand.chain)
+        found = self._find(hashes)
+        if found is None:
+            self._count += 1
+            found = Conversation(self._count, demand, shared_tokens, now_s)
+            self._known[found.number] = found
+        else:
+            self._untip(found)
+            self._known.move_to_end(found.number)
+            found.growth_tokens = max(demand.prompt_tokens - found.tokens, 0)
+            found.is_repeated = found.is_repeated and not found.growth_tokens
+            found.tokens = demand.prompt_tokens
+        found.turns += not found.is_repeated or not found.turns
+        self._tip(found, hashes)
+        while len(self._known) > self._limit:
+            self._untip(self._known.popitem(last=False)[1])
+        return found
+
+    def _find(self, hashes: Sequence[int]) -> Conversation | None:
+        count = len(hashes)
+        for place in range(count // STRIDE * STRIDE, -1, -STRIDE):
+            tips = self._tips.get(hashes[place - 1] if place else ROOT)
+            if not tips:
+                continue
+            for at in range(min(place + STRIDE - 2, count - 1), max(place - 2, -1), -1):
+                for conversation in tips.get(hashes[at], ()):
+                    if not conversation.is_under_way:
+                        return conversation
+        return None
+
+    def _tip(self, conversation: Conversation, hashes: Sequence[int]) -> None:
+        count = len(hashes)
+        if not count:
+            conversation.tip = ROOT  # too short to be recognised again
+            return
+        place = count // STRIDE * STRIDE
+        conversation.mark, conversation.tip = hashes[place - 1] if place else ROOT, hashes[count - 1]
+        self._tips.setdefault(conversation.mark, {}).setdefault(conversation.tip, []).append(conversation)
+
+    def _untip(self, conversation: Conversation) -> None:
+        if conversation.tip == ROOT:
+            return
+        tips = self._tips[conversation.mark]
+        tips[conversation.tip].remove(conversation)
+        if not tips[conversation.tip]:
+            del tips[conversation.tip]
+        if not tips:
+            del self._tips[conversation.mark]

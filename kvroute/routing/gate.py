@@ -1,0 +1,73 @@
+"""Whether a replica has room for one more request: so that what runs there can grow to its end without preemption.
+
+    room = fill x capacity - promised        promises include the answers that are expected
+
+`fill` starts near one, is lowered whenever the engine reports preemptions, which say that expectations were too small,
+and recovers while it reports none. An empty replica is open to anything that can fit at all.
+"""
+
+from __future__ import annotations
+
+from kvroute.routing.cost import Work, kv_tokens
+from kvroute.routing.member import Member
+from kvroute.routing.replica import ReplicaId
+
+FILL = 0.95
+FILL_MIN = 0.6
+CUT = 0.95  # for a report that shows preemptions
+RECOVERY_S = 0.002  # of `fill`, for each second without
+REPLICAS_MAX = 4096
+
+
+class Calibration:
+    """How much of one replica's cache may be promised."""
+
+    __slots__ = ("_preemptions", "_since_s", "fill", "preempted_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.fill = FILL
+        self.preempted_s: float | None = None  # when a report last showed preemptions
+        self._preemptions: int | None = None
+        self._since_s = now_s
+
+    def observe(self, preemptions: int, now_s: float) -> None:
+        """Take in the engine's count of preemptions."""
+        old, self._preemptions = self._preemptions, preemptions
+        if old is not None and preemptions > old:
+            self.fill = max(self.fill * CUT, FILL_MIN)
+            self.preempted_s = now_s
+        elif old is None or preemptions < old:  # first seen, or an engine that has restarted
+            self.preempted_s = None
+        else:
+            self.fill = min(self.fill + RECOVERY_S * (now_s - self._since_s), FILL)
+        self._since_s = now_s
+
+
+class Gate:
+    """The calibrations of all replicas. Bounded; a replica that was forgotten starts over."""
+
+    def __init__(self) -> None:
+        self._known: dict[ReplicaId, Calibration] = {}
+
+    def of(self, member: Member, now_s: float) -> Calibration:
+        """Return a replica's calibration, brought up to its last report."""
+        id = member.replica.id
+        known = self._known.get(id)
+        if known is None:
+            while len(self._known) >= REPLICAS_MAX:
+                del self._known[next(iter(self._known))]
+            known = self._known[id] = Calibration(now_s)
+        known.observe(member.load.preemptions, now_s)
+        return known
+
+    def is_open(self, member: Member, work: Work, now_s: float) -> bool:
+        """Return whether a request may go there now."""
+        view = member.view
+        if not view.sequences:
+            return True
+        if view.max_num_seqs and view.sequences + work.sequences > view.max_num_seqs:
+            return False
+        if not view.capacity_tokens:
+            return True
+        limit = self.of(member, now_s).fill * view.capacity_tokens
+        return view.kv_tokens + kv_tokens(view, work) <= limit

@@ -1,0 +1,179 @@
+"""What conversations of one model usually do, learnt from those that went by: turns to come, growth, pauses.
+
+    turns    of those that have had k turns, which share ends there; by k, in steps that widen with k
+    growth   tokens that a turn adds to the prompt
+    pauses   time from the end of an answer to the next prompt, by powers of two
+
+All are means that forget. Before anything was seen the shares say that a conversation which has gone on for long will
+go on for long (Lindy): after k turns one in 2k + 1 ends.
+
+A forecast is a vector: for each of HORIZONS turns ahead, the tokens that a conversation will probably hold by then, the
+chance that it is over counted in. Sums of such vectors say when the pool will be fullest: runs that began together
+peak together, and runs that began one after the other do not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import exp, inf, log, log2
+
+from kvroute.routing.conversations import Conversation
+
+HORIZONS = (0, 1, 2, 4, 8, 16, 32, 64)  # turns ahead
+Forecast = tuple[float, ...]  # tokens, one for each of HORIZONS
+
+FORGET = 0.998  # what an older observation counts for when another comes: the last 500 or so
+PRIOR_TURNS = 4.0  # observations that the seed of each step counts for
+STEPS = 48  # 1, 2, .. 8 turns, then four steps an octave
+GROWTH_SEED_TOKENS = 500.0
+GROWTH_GAIN = 0.05
+GROWTH_PRIOR_TURNS = 3.0  # turns of its own after which a conversation's growth counts as much as everybody's
+
+PAUSE_MIN_S = 1 / 16  # pauses up to this are one step
+PAUSE_STEPS = 18  # the last one begins at 4,096 s
+PAUSE_SEED_S = 4.0
+PAUSE_PRIOR = 4.0
+MODELS_MAX = 256
+
+
+class Habits:
+    """What was learnt from the conversations of one model."""
+
+    def __init__(self) -> None:
+        self.growth_tokens = GROWTH_SEED_TOKENS
+        self.prompt_tokens = 0.0  # mean of later turns' prompts; 0 = none was seen
+        self.own_tokens = 0.0  # of these, what the conversation does not share
+        self.output_tokens = 0.0  # of an answer; 0 = none was seen
+        self.turns_seen = 0
+        self._ended = [PRIOR_TURNS / (2 * first_turn(step) + 1) for step in range(STEPS)]
+        self._at_risk = [PRIOR_TURNS] * STEPS
+        self._pauses = [0.0] * PAUSE_STEPS
+        self._pauses[pause_step(PAUSE_SEED_S)] = PAUSE_PRIOR
+
+    def learn_turn(self, conversation: Conversation) -> None:
+        """Take in that a conversation has gone on: it has just begun its second turn or a later one."""
+        self._observe(conversation.turns - 1, ended=0.0)
+        self.turns_seen += 1
+        gain = max(GROWTH_GAIN, 1 / (self.turns_seen + 1))
+        self.growth_tokens += gain * (conversation.growth_tokens - self.growth_tokens)
+        self.prompt_tokens += gain * (conversation.tokens - self.prompt_tokens)
+        self.own_tokens += gain * (conversation.own_tokens - self.own_tokens)
+
+    def learn_answer(self, tokens: float) -> None:
+        """Take in how long an answer was."""
+        gain = GROWTH_GAIN if self.output_tokens else 1.0
+        self.output_tokens += gain * (tokens - self.output_tokens)
+
+    def learn_end(self, turns: int) -> None:
+        """Take in that a conversation seems to be over after so many turns."""
+        self._observe(turns, ended=1.0)
+
+    def learn_pause(self, pause_s: float) -> None:
+        """Take in how long a conversation paused before it went on."""
+        for step in range(PAUSE_STEPS):
+            self._pauses[step] *= FORGET
+        self._pauses[pause_step(pause_s)] += 1.0
+
+    def _observe(self, turns: int, ended: float) -> None:
+        step = turn_step(turns)
+        self._ended[step] = FORGET * self._ended[step] + ended
+        self._at_risk[step] = FORGET * self._at_risk[step] + 1.0
+
+    def ends_after(self, turns: int) -> float:
+        """Return the chance that a conversation which has had so many turns has no further one."""
+        step = turn_step(turns)
+        return self._ended[step] / self._at_risk[step]
+
+    @property
+    def ends(self) -> float:
+        """Share of all turns that have no further one."""
+        return sum(self._ended) / sum(self._at_risk)
+
+    def goes_on_for(self, turns: int, more: int) -> float:
+        """Return the chance that a conversation which has had `turns` has at least so many more."""
+        chance, turn, left = 0.0, max(turns, 1), more
+        while left > 0:
+            step = turn_step(turn)
+            width = min(first_turn(step + 1) - turn if step + 1 < STEPS else left, left)
+            share = self._ended[step] / self._at_risk[step]
+            if share >= 1.0:
+                return 0.0
+            chance += width * log(1.0 - share)
+            turn, left = turn + width, left - width
+        return exp(chance)
+
+    def growth_of(self, conversation: Conversation) -> float:
+        """Return the tokens that a turn of this conversation will probably add."""
+        grown = conversation.tokens - conversation.first_tokens
+        turns = conversation.turns - 1
+        return (grown + GROWTH_PRIOR_TURNS * self.growth_tokens) / (turns + GROWTH_PRIOR_TURNS)
+
+    def forecast(self, conversation: Conversation, output_tokens: float) -> Forecast:
+        """Return what a conversation will probably hold, of its own, by each of HORIZONS.
+
+        While a turn is under way it holds its tokens and the answer for certain; between turns only if it goes on.
+        """
+        own, growth, turns = conversation.own_tokens, self.growth_of(conversation), conversation.turns
+        is_under_way = conversation.is_under_way
+        now = own + output_tokens if is_under_way else own * self.goes_on_for(turns, 1)
+        later = [(own + ahead * growth) * self.goes_on_for(turns, ahead) for ahead in HORIZONS[1:]]
+        return (now, *later)
+
+    def pauses(self) -> list[tuple[float, float]]:
+        """Return the steps of pauses as (longest in it, share of all), shortest first."""
+        total = sum(self._pauses)
+        return [(pause_end_s(step), count / total) for step, count in enumerate(self._pauses)]
+
+    def pause_quantile_s(self, share: float) -> float:
+        """Return the pause, rounded up to a step's end, that a share of all does not exceed."""
+        below = 0.0
+        for end_s, part in self.pauses():
+            below += part
+            if below >= share - 1e-9:
+                return end_s
+        return inf
+
+
+class HabitBook:
+    """The habits by model. Bounded: the one that was asked for the longest ago goes."""
+
+    def __init__(self) -> None:
+        self._habits: OrderedDict[str, Habits] = OrderedDict()
+
+    def of(self, model: str) -> Habits:
+        """Return a model's habits, unlearnt at first sight."""
+        habits = self._habits.get(model)
+        if habits is None:
+            habits = self._habits[model] = Habits()
+            if len(self._habits) > MODELS_MAX:
+                self._habits.popitem(last=False)
+        self._habits.move_to_end(model)
+        return habits
+
+
+def turn_step(turns: int) -> int:
+    """Return the step that a number of turns belongs to: 0 for 1, .. 7 for 8, then four an octave."""
+    if turns <= 8:
+        return max(turns, 1) - 1
+    octave = turns.bit_length() - 4
+    return min(3 + octave * 4 + (turns >> (octave + 1)), STEPS - 1)
+
+
+def first_turn(step: int) -> int:
+    """Return the lowest number of turns of a step."""
+    if step <= 7:
+        return step + 1
+    octave, part = divmod(step - 7, 4)
+    return (4 + part) << (octave + 1)
+
+
+def pause_step(pause_s: float) -> int:
+    """Return the step that a pause belongs to."""
+    if pause_s <= PAUSE_MIN_S:
+        return 0
+    return min(int(log2(pause_s / PAUSE_MIN_S)) + 1, PAUSE_STEPS - 1)
+
+
+def pause_end_s(step: int) -> float:
+    """Return the longest pause of a step."""
+    return PAUSE_MIN_S * 2.0**step
