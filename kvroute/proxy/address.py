@@ -13,7 +13,8 @@ def cannot_listen(error: OSError, host: str, port: int, name: str) -> ConfigErro
     )
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
     """Return the URL at which this machine reaches a listener."""
     host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

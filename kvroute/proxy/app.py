@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from random import SystemRandom
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from kvroute.adapters.model_files import find_model
 from kvroute.adapters.sized import Sized, sized
 from kvroute.adapters.store import Store, open_store
+from kvroute.adapters.tls import server_tls
 from kvroute.adapters.upstream import Upstream, UpstreamSettings
 from kvroute.config import Config
 from kvroute.proxy.address import cannot_listen, url_of
@@ -146,7 +148,8 @@ class Service:
         self._stack.push_async_callback(upstream.close)
         await learner.start()
         self._stack.push_async_callback(learner.close)
-        await feeds.start([(replica.url.rstrip("/"), replica.api_key) for replica in config.replicas])
+        replicas = [(replica.url.rstrip("/"), replica.api_key) for replica in config.replicas]
+        await feeds.start(replicas, config.proxy.replica_trust)
         self._stack.push_async_callback(feeds.close)
         await feeds.first_round(FIRST_ROUND_S)
         await self._listen_admin(store, feeds, sharing)
@@ -182,7 +185,7 @@ class Service:
             connect_timeout_s=proxy.connect_timeout_s,
             first_byte_timeout_s=proxy.first_byte_timeout_s,
             idle_timeout_s=proxy.idle_timeout_s,
-            tls_verify=proxy.tls_verify,
+            tls_verify=proxy.replica_trust,
         )
 
     def _dispatch_settings(self) -> DispatchSettings:
@@ -214,16 +217,21 @@ class Service:
     async def _listen(self, handler: Handler) -> None:
         listener, listen = Listener(handler.handle, on_refused=self._count_refused), self.config.listen
         self._stack.push_async_callback(listener.close)
+        tls = self._listener_tls()
         try:
             if self._doors is not None:
                 port = self._doors.public[0].getsockname()[1]
-                await listener.start_on(self._doors.public)
+                await listener.start_on(self._doors.public, tls)
             else:
-                port = await listener.start(listen.host, listen.port)
+                port = await listener.start(listen.host, listen.port, tls)
         except OSError as error:
             raise cannot_listen(error, listen.host, listen.port, "listen") from None
         self._public = listener
-        self.url = url_of(listen.host, port)
+        self.url = url_of(listen.host, port, is_tls=tls is not None)
+
+    def _listener_tls(self) -> ssl.SSLContext | None:
+        proxy = self.config.proxy
+        return server_tls(proxy.tls_certificate, proxy.tls_key) if proxy.tls_certificate else None
 
     def _count_refused(self, status: int) -> None:
         self.stats.count("refused", status)

@@ -89,9 +89,9 @@ class Supervisor:
             await self._open_store(stack)
             admin_url = await self._listen_admin(stack)
             stack.push_async_callback(self._dismiss)
-            await self._keep_staffed(
-                f"kvroute serving on {url_of(self._first.listen.host, self._addresses[0][1][1])}, admin on {admin_url}"
-            )
+            is_tls = self._first.proxy.tls_certificate is not None
+            url = url_of(self._first.listen.host, self._addresses[0][1][1], is_tls=is_tls)
+            await self._keep_staffed(f"kvroute serving on {url}, admin on {admin_url}")
 
     async def _keep_staffed(self, announcement: str) -> None:
         loop, announced = asyncio.get_running_loop(), False

@@ -23,6 +23,7 @@ from kvroute.proxy.address import cannot_listen, url_of
 def test_url(host, url):
     """A listener on every address is reached on loopback; IPv6 addresses stand in brackets."""
     assert url_of(host, 80) == url
+    assert url_of(host, 80, is_tls=True) == url.replace("http:", "https:")
 
 
 def test_an_address_that_cannot_be_had_is_named_with_the_remedy():
