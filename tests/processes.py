@@ -146,7 +146,7 @@ class Router(Program):
 
     def start(self) -> Router:
         super().start()
-        self.url, self.admin = self.said(r"kvroute serving on (http://\S+), admin on (http://\S+)").groups()
+        self.url, self.admin = self.said(r"kvroute serving on (https?://\S+), admin on (http://\S+)").groups()
         return self
 
     def __enter__(self) -> Router:
