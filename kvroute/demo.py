@@ -108,8 +108,9 @@ async def _pool(console: Console, replicas: int, policy: str, ports: tuple[int, 
             line = await _start(processes, "replica", "--port", "0", "--kv-tokens", str(KV_TOKENS), "--speed", "4")
             urls.append(line.split()[-1])
         line = await _start(
-            processes, "serve", "--port", str(ports[0]), "--admin-port", str(ports[1]), "--policy", policy, *urls
-        )
+            processes, "serve", "--port", str(ports[0]), "--admin-port", str(ports[1]), "--policy", policy,
+            "--workers", "1", *urls,  # replicas and traffic need the other cores
+        )  # fmt: skip
         addresses = [word.rstrip(",") for word in line.split() if word.startswith("http")]
         yield addresses[0], addresses[1]
     finally:

@@ -138,10 +138,11 @@ class Program:
 
 
 class Router(Program):
-    """`kvroute serve` with free ports of its own."""
+    """`kvroute serve` with free ports of its own; `workers` None leaves their number to settings and defaults."""
 
-    def __init__(self, *args: str, log: Path, env: Mapping[str, str] | None = None) -> None:
-        super().__init__([*KVROUTE, "serve", "--port", "0", "--admin-port", "0", *args], log, env)
+    def __init__(self, *args: str, log: Path, env: Mapping[str, str] | None = None, workers: int | None = 1) -> None:
+        count = () if workers is None else ("--workers", str(workers))
+        super().__init__([*KVROUTE, "serve", "--port", "0", "--admin-port", "0", *count, *args], log, env)
         self.url = self.admin = ""
 
     def start(self) -> Router:

@@ -1,0 +1,81 @@
+"""The admin listener of several workers where there is none to ask; test_supervisor.py has it before real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from kvroute.config import Config
+from kvroute.workers.front import Front, add_promises
+from kvroute.workers.process import WorkerProcess
+from kvroute.workers.staff import Post
+
+
+@asynccontextmanager
+async def front(workers: list[WorkerProcess], *, is_stopping: bool = False) -> AsyncIterator[tuple[Front, TestClient]]:
+    registry = CollectorRegistry()
+    Gauge("kvroute_workers", "Workers", registry=registry).set(len(workers))
+    made = Front(
+        serving=lambda: workers, living=lambda: workers, own=registry, is_stopping=lambda: is_stopping,
+    )  # fmt: skip
+    async with TestClient(TestServer(made.app())) as client:
+        yield made, client
+
+
+async def silent_worker() -> WorkerProcess:
+    """Return a worker that is gone: nobody listens on its admin socket."""
+    process = await asyncio.create_subprocess_exec("/bin/true")
+    await process.wait()
+    return WorkerProcess(Post(1, 0, 0), Config(), process, "/nowhere/1.sock")
+
+
+async def test_without_workers():
+    """It says that nobody serves, and its own metrics go on."""
+    async with front([]) as (_, client):
+        for path in ("/ready", "/admin/replicas", "/admin/hit-rate", "/"):
+            assert (await client.get(path)).status == 503, path
+        assert await (await client.get("/health")).json() == {"status": "ok", "workers": 0}
+        assert "kvroute_workers 0.0" in await (await client.get("/metrics")).text()
+
+
+async def test_a_worker_that_does_not_answer():
+    """What only that worker could have said is a 502; the rest is answered."""
+    async with front([await silent_worker()]) as (_, client):
+        for path in ("/admin/replicas", "/admin/hit-rate", "/"):
+            assert (await client.get(path)).status == 502, path
+        assert (await client.post("/admin/drain", params={"replica": "x"})).status == 502
+        assert (await client.get("/metrics")).status == 200
+
+
+async def test_stopping_is_not_ready():
+    """A router that is about to stop says so, whatever its workers say."""
+    async with front([], is_stopping=True) as (_, client):
+        answer = await client.get("/ready")
+        assert answer.status == 503
+        assert (await answer.json())["stopping"] is True
+
+
+async def test_counts_of_workers_that_are_gone_are_kept():
+    """Last words are added to the sums; without them what was seen last is."""
+    registry = CollectorRegistry()
+    Counter("kvroute_retries", "Retries", registry=registry).inc(3)
+    words = generate_latest(registry).decode()
+    async with front([]) as (made, client):
+        for said in (words, words, ""):
+            made.retire(await silent_worker(), said)
+        assert "kvroute_retries_total 6.0" in await (await client.get("/metrics")).text()
+
+
+def test_promises_of_all_workers_are_added():
+    """Each replica's own, where both know it."""
+    rows = [{"id": "r0", "promised_here": {"requests": 1, "kv_tokens": 10}}]
+    others = [
+        {"id": "r0", "promised_here": {"requests": 2, "kv_tokens": 5}},
+        {"id": "r1", "promised_here": {"requests": 9, "kv_tokens": 9}},
+    ]
+    add_promises(rows, others)
+    assert rows == [{"id": "r0", "promised_here": {"requests": 3, "kv_tokens": 15}}]
