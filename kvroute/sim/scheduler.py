@@ -21,6 +21,7 @@ between. `_run_one_by_one` is the same for steps in which budget or blocks are s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from kvroute.kv.pool import BlockId, BlockPool
@@ -108,19 +109,21 @@ class Scheduler:
         """Hand out the tokens of a step; return who got the first one, and who the last."""
         first: list[RequestId] = []
         finished: list[RequestId] = []
-        for sequence, full_blocks in flight.news.items():
+        news: Iterable[Sequence] = flight.news
+        if flight.stale:
+            news = sorted((*flight.news, *flight.stale), key=_number)
+        for sequence in news:
             if sequence.phase is Phase.OVER:
                 continue
-            if full_blocks:
-                self._store(sequence, full_blocks)
+            if sequence.phase is Phase.WAITING:
+                self._deliver_late(sequence, first, finished)
+                continue
+            self._store(sequence, flight.news[sequence])
             if sequence.entered == flight.step and not sequence.generated:
                 self._begin_answer(sequence, first)
             if sequence.phase is Phase.ENDING and sequence.last == flight.step:
                 self._end(sequence)
                 finished.append(sequence.request.id)
-        for sequence in flight.stale:
-            if sequence.phase is not Phase.OVER:
-                self._deliver_late(sequence, first, finished)
         self.counters.generation_tokens += flight.producers
         self.counters.finished += len(finished)
         return first, finished
