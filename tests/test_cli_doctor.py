@@ -112,6 +112,17 @@ def test_a_store_that_evicts_fails(pool):
     assert "blind without its store" in words_of(done)
 
 
+def test_kv_events_are_heard(tmp_path):
+    """A replica that publishes is heard, and gives its last batch again; without a replay socket that is said."""
+    for replay, expected in ((("--kv-events-replay", "tcp://*:0"), []), ((), ["replay"])):
+        with SimulatedReplica("--kv-events", "tcp://*:0", *replay, log=tmp_path / "replica.log") as replica:
+            done = run(replica.url, "--json")
+        [verdict] = json.loads(done.stdout)["replicas"]
+        assert verdict["facts"]["events"][0]["heard"] >= 1
+        assert [one["check"] for one in verdict["findings"] if one["level"] == "warn"] == expected
+        assert done.returncode == 0
+
+
 async def test_replicas_behind_https(pool, tmp_path):
     """The authority that the settings name is believed; without it the certificate is the finding, with its remedy."""
     files = make_certificates(tmp_path)

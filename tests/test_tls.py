@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import ssl
 import urllib.error
 import urllib.request
@@ -113,3 +114,22 @@ def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path, worke
         assert "Traceback" not in one.text
     finally:
         one.stop()
+
+
+async def test_a_renewed_certificate_is_shown_after_a_reload(tmp_path: Path, https_replica: str) -> None:
+    """SIGHUP starts workers that read the files anew; no client sees a listener that is gone."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    shown, renewed = make_certificates(tmp_path / "first"), make_certificates(tmp_path / "second")
+    env = settings(shown, KVROUTE_PROXY__TLS_VERIFY="false")
+    args = ("--workers", "2", "--index", "redis", https_replica)
+    async with router(*args, log=tmp_path / "router.log", env=env) as one:
+        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
+        before = await asyncio.to_thread(ssl.get_server_certificate, address)
+        assert before.strip() == shown.certificate.read_text().strip()
+        shown.certificate.write_bytes(renewed.certificate.read_bytes())
+        shown.key.write_bytes(renewed.key.read_bytes())
+        one.signal(signal.SIGHUP)
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(ssl.get_server_certificate, address) == before:
+                await asyncio.sleep(0.1)
