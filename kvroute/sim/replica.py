@@ -140,7 +140,13 @@ class SimReplica:
         steps = self._scheduler.idle_steps()
         if self.limits.async_scheduling and steps:
             ahead = self._ahead
-            if ahead is None or ahead.chunks or ahead.news or ahead.decodes != self._scheduler.decoding:
+            if (
+                ahead is None
+                or ahead.chunks
+                or ahead.news
+                or ahead.preempted
+                or ahead.decodes != self._scheduler.decoding
+            ):
                 return 0
         return steps
 
