@@ -51,11 +51,17 @@ class EventWriter:
         self.snapshot: bytes | None = None  # holds what was waiting when it was taken
         self.snapshot_due_s = 0.0
         self.wants_snapshot = False
+        self.has_told_doubt = False  # Redis knows that deliveries are of use
 
     def fill(self, changes: Sequence[Changes]) -> None:
         """Cut changes into calls."""
-        for call in calls_of(changes, state_of(self.feed)):
-            self.waiting.append(call)
+        state = state_of(self.feed)
+        calls = calls_of(changes, state)
+        if not calls and wants_deliveries(state) != self.has_told_doubt:
+            calls = [_Call((), state)]
+        if calls:
+            self.has_told_doubt = wants_deliveries(state)
+        self.waiting.extend(calls)
 
     def take_snapshot(self) -> None:
         """Pack the table as it will be in Redis when what waits now was written."""
@@ -243,17 +249,16 @@ def calls_of(changes: Sequence[Changes], state: bytes) -> list[_Call]:
 
 
 def state_of(feed: EventFeed) -> bytes:
-    """Say how far a stream was read, and how many blocks are suspect: seq.digest.suspects."""
+    """Say how far a stream was read, and whether deliveries are of use: seq.digest.(0 or 1)."""
     position = feed.position
     if position is None:
         return NOTHING_YET
-    return b"%d.%x.%d" % (position.seq, position.digest, feed.table.suspects)
+    return b"%d.%x.%d" % (position.seq, position.digest, feed.table.can_learn)
 
 
-def suspects_of(state: bytes) -> int:
-    """Read how many blocks of a replica are suspect."""
-    last = state.rpartition(b".")[2]
-    return int(last) if last.isdigit() else 0
+def wants_deliveries(state: bytes) -> bool:
+    """Read whether deliveries are of use to the owner."""
+    return state.endswith(b".1")
 
 
 def pack_snapshot(position: Position | None, heard: LogId, packed: bytes) -> bytes:

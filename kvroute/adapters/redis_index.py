@@ -20,7 +20,7 @@ from functools import partial
 
 from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
-from kvroute.adapters.redis_events import EventWriter
+from kvroute.adapters.redis_events import EventWriter, wants_deliveries
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
 from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent
@@ -128,7 +128,7 @@ class RedisIndex:
             return
         if member.writer is not None and member.writer.feed.is_owner:
             member.writer.feed.delivered(chain, held_blocks)
-        else:
+        elif wants_deliveries(shard.fed[int(member.slot)]):
             self._send(replica, [], delivered(chain, held_blocks))
 
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:

@@ -10,6 +10,8 @@ Rule 4. A chain ends for us where media begin, as the chains of prompts do: such
 Rule 5. After events were lost, blocks are *suspect*: held as far as is known. A block stored below one confirms it, and
         so does a delivery; they go with their first removal, when a delivery falls short of them, oldest first when the
         cache would hold more than it can, and after SUSPECT_DELIVERIES deliveries altogether.
+Rule 6. From then on deliveries teach: what a request found and no event told of is remembered as a chain of its own.
+        The engine's names for it are not known, so it stays suspect, vouched for by each delivery that finds it again.
 
 Before 0.18 events name neither salts nor media, so what they say of such prompts cannot be told from plain text.
 It does not know sequence numbers, sockets, or where changes go.
@@ -26,9 +28,10 @@ from msgspec import Struct
 from kvroute.kv.block_tree import OPAQUE, ROOT, TIERS, BlockTree, cell_at
 from kvroute.kv.cells import Changes, pack_cells
 from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, extend, hashes_of, root_of
+from kvroute.kv.event_keys import is_sparse, read_keys, tier_of
 from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch
+from kvroute.kv.suspects import Suspects
 
-INDEXED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 SUSPECT_DELIVERIES = 50
 BLOCKS_PER_CAPACITY = 16  # blocks remembered at most, lower tiers and placeholders included, per block of GPU cache
 BLOCKS_SPARE = 4096
@@ -55,6 +58,7 @@ class EventCounters(Struct):
     suspected: int = 0
     confirmed: int = 0
     dropped: int = 0  # suspects that were given up
+    learnt: int = 0  # from deliveries
 
 
 class _Packed(Struct, frozen=True, array_like=True):
@@ -67,6 +71,8 @@ class _Packed(Struct, frozen=True, array_like=True):
     opaque: list[int]  # numbers in this list, as are all below
     columns: list[tuple[int | None, int, bytes]]  # group, tier, copies, 2 bytes a block
     suspects: list[int]
+    learnt: list[int]
+    is_incomplete: bool
     sparse_groups: list[int]
 
 
@@ -84,10 +90,10 @@ class EngineHashes:
         self._columns: dict[_Column, array[int]] = {}
         self._sparse: set[int] = set()
         self._roots: dict[tuple[str | None, str | None], Root] = {}
-        self._suspects: dict[int, None] = {}  # oldest first
-        self._suspects_by_own: dict[int, list[int]] = {}
+        self._suspects = Suspects()
+        self._learnt: set[int] = set()  # of the suspects, those that only deliveries told of
+        self._is_incomplete = False  # events of this life were lost
         self._copies = 0  # on the GPU, in the first of its groups
-        self._deliveries = 0  # since blocks became suspect
 
     def __len__(self) -> int:
         """Blocks that are remembered, wherever they lie."""
@@ -101,6 +107,11 @@ class EngineHashes:
     def suspects(self) -> int:
         """Blocks that may be gone."""
         return len(self._suspects)
+
+    @property
+    def can_learn(self) -> bool:
+        """Whether deliveries say more than is known: events of this life were lost."""
+        return self._is_incomplete
 
     def apply(self, batch: EventBatch) -> None:
         """Take in what an engine step changed."""
@@ -125,7 +136,8 @@ class EngineHashes:
             changes.update(old.changes[tier])
             changes.update(dict.fromkeys(old.cells[tier], False))
         self._blocks, self._names, self._columns = {}, [], {}
-        self._suspects, self._suspects_by_own, self._copies = {}, {}, 0
+        self._suspects, self._learnt, self._copies = Suspects(), set(), 0
+        self._is_incomplete = False
 
     def held(self, chain: PrefixChain, tier: int = 0) -> int:
         """Return how many leading blocks of a chain are reached on a tier."""
@@ -155,34 +167,59 @@ class EngineHashes:
             for block, copies in enumerate(column):
                 if copies > 1:
                     column[block] = 1
-        self._suspects = {block: None for block in self._blocks.values() if self.tree.held(block)}
+        self._is_incomplete = True
+        self._suspects = Suspects()
+        for block in self._blocks.values():
+            if self.tree.held(block):
+                self._suspect(block)
         self.counters.suspected += len(self._suspects)
-        self._suspects_by_own = {}
-        for block in self._suspects:
-            if not self.tree.is_opaque(block):
-                self._suspects_by_own.setdefault(self.tree.own(block), []).append(block)
         self._copies = sum(map(bool, self._gpu_column()))
-        self._deliveries = 0
 
     def delivered(self, chain: PrefixChain, held_blocks: int) -> None:
         """Note that a request found the first `held_blocks` blocks of its chain in the cache, and not the next one."""
-        if not self._suspects:
+        if not self._is_incomplete:
             return
+        self._suspects.deliveries += 1
         hashes = hashes_of(chain)
         for own in hashes[:held_blocks]:
-            for block in self._suspects_by_own.get(own, ()):
+            for block in self._suspects.named(own):
                 self._confirm(block)
         if held_blocks < len(hashes):
-            for block in self._suspects_by_own.get(hashes[held_blocks], ()):
+            for block in self._suspects.named(hashes[held_blocks]):
                 self._give_up(block)
-        self._deliveries += 1
-        if self._deliveries >= SUSPECT_DELIVERIES:
-            for block in list(self._suspects):
-                self._give_up(block)
+        while (overdue := self._suspects.overdue(SUSPECT_DELIVERIES)) is not None:
+            self._give_up(overdue)
+        if held_blocks > max(self.held(chain, tier) for tier in range(len(TIERS))):
+            self._learn(hashes[:held_blocks])
+
+    def _learn(self, hashes: memoryview) -> None:
+        """Remember a chain that a request found, though no event told of it."""
+        columns = [key for key in self._columns if not key[1]] or [self._column(None, 0)]
+        if len(self._blocks) + len(hashes) > BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE:
+            self.counters.refused += len(hashes)
+            return
+        parent = ROOT
+        for own in hashes:
+            name = _LEARNT + own.to_bytes(8, "little")
+            block = self._blocks.get(name)
+            if block is None:
+                block = self._blocks[name] = self.tree.add(parent, own)
+                self._name(block, name)
+                self._learnt.add(block)
+                self.counters.learnt += 1
+            for key in columns:
+                self._columns[key][block] = 1
+            self.tree.hold(block, 1)
+            self._suspect(block)
+            parent = block
+        self._copies = sum(self._gpu_column())
+
+    def _suspect(self, block: int) -> None:
+        self._suspects.add(block, None if self.tree.is_opaque(block) else self.tree.own(block))
 
     def _store(self, event: BlocksStored) -> None:
         hashes, counters = event.hashes, self.counters
-        if (event.kind is not None and event.kind not in INDEXED_KINDS) or event.group in self._sparse:
+        if is_sparse(event) or event.group in self._sparse:
             counters.sparse += len(hashes)
             return
         if not event.token_ids or event.block_size <= 0:
@@ -204,7 +241,7 @@ class EngineHashes:
             return
         if self._suspects:
             self._confirm(parent)
-        salt, plain = _read_keys(event)
+        salt, plain = read_keys(event)
         above = self._root(event.lora_name, salt) if parent == ROOT else self.tree.own(parent)
         own = array("Q", extend(above, event.token_ids, event.block_size))
         counters.stored += len(hashes)
@@ -264,14 +301,15 @@ class EngineHashes:
 
     def _gone(self, block: int) -> None:
         """No tier has a block any more, as far as whole ones go: forget it, unless something still needs it."""
-        if self._suspects:
-            self._suspects.pop(block, None)
         tree = self.tree
         columns = self._columns.values()
         while block != ROOT and not tree.has_children(block) and not tree.held(block):
             if len(columns) > 1 and any(column[block] for column in columns):
                 return
             parent = tree.parent(block)
+            if block in self._suspects:
+                self._suspects.remove(block, self.tree.own(block))
+                self._learnt.discard(block)
             del self._blocks[self._names[block]]
             tree.drop(block)
             block = parent
@@ -335,8 +373,11 @@ class EngineHashes:
     def _confirm(self, block: int) -> None:
         """The engine has a block, so it has all above it."""
         while block != ROOT and block in self._suspects:
-            del self._suspects[block]
-            self.counters.confirmed += 1
+            if block in self._learnt:
+                self._suspect(block)
+            else:
+                self._suspects.remove(block, self.tree.own(block))
+                self.counters.confirmed += 1
             block = self.tree.parent(block)
 
     def _give_up(self, top: int) -> None:
@@ -352,6 +393,9 @@ class EngineHashes:
             for column in self._columns.values():
                 column[block] = 0
             self.tree.hold(block, 0)
+            if block in self._suspects:
+                self._suspects.remove(block, self.tree.own(block))
+            self._learnt.discard(block)
             self._gone(block)
         self.counters.dropped += len(order)
 
@@ -383,6 +427,8 @@ class EngineHashes:
                     for (group, tier), column in self._columns.items()
                 ],
                 suspects=[number[block] for block in self._suspects],
+                learnt=[number[block] for block in self._learnt],
+                is_incomplete=self._is_incomplete,
                 sparse_groups=sorted(self._sparse),
             )
         )
@@ -426,21 +472,14 @@ class EngineHashes:
         for tier in {tier for _, tier, _ in columns}:
             self._hold_whole(tier)
         self._copies = sum(self._gpu_column())
-        if packed.suspects:
-            self._suspects = {order[at]: None for at in packed.suspects}
-            for block in self._suspects:
-                self._suspects_by_own.setdefault(self.tree.own(block), []).append(block)
+        self._is_incomplete = packed.is_incomplete
+        self._learnt = {order[at] for at in packed.learnt}
+        for at in packed.suspects:
+            self._suspect(order[at])
 
 
+_LEARNT = b"learnt "  # no engine's hash is of this length
 _NO_COLUMN: array[int] = array("H")
-
-
-def tier_of(medium: str | None) -> int:
-    """Return the number of a tier by the name that events give it."""
-    if medium is None:
-        return 0
-    name = medium.upper()
-    return TIERS.index(name) if name in TIERS else len(TIERS) - 1
 
 
 def _packed(tier: int, cells: dict[int, bool]) -> Changes:
@@ -450,24 +489,3 @@ def _packed(tier: int, cells: dict[int, bool]) -> Changes:
     if len(gone) == len(cells):
         return Changes(tier, pack_cells(gone), b"")
     return Changes(tier, pack_cells(gone), pack_cells([cell for cell, is_reached in cells.items() if is_reached]))
-
-
-def _read_keys(event: BlocksStored) -> tuple[str | None, int]:
-    """Return the salt of a chain that begins here, and how many of the event's blocks a chain of ours can name."""
-    keys, count = event.extra_keys, len(event.hashes)
-    if event.is_lora_unnamed:
-        return None, 0
-    if keys is None:
-        return None, count
-    if len(keys) != count:
-        return None, 0
-    salt = None
-    for number, own_keys in enumerate(keys):
-        if not own_keys:
-            continue
-        rest = own_keys[1:] if event.lora_name is not None and own_keys[:1] == [event.lora_name] else own_keys
-        if len(rest) == 1 and isinstance(rest[0], str) and number == 0 and event.parent is None:
-            salt = rest[0]
-        elif rest:
-            return salt, number
-    return salt, count

@@ -1,6 +1,6 @@
 """What a router has just sent to replicas whose events say what they hold, until those events can have come.
 
-An engine tells of a block only after the step that filled it. Requests with one prompt that come at once would each find
+An engine tells of a block only after the step that filled it. Requests with one prompt that come at once would find
 nobody who holds it, and scatter; so for a short while what was sent counts as held. Two generations of what was sent,
 each for half of LIFE_S: the older is dropped whole, and nothing is searched. Bounded by the replica's capacity.
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvroute.kv.cells import cells_of
 from kvroute.kv.chain import PrefixChain, chain_of, hashes_of, root_of, tokens_of
-from kvroute.kv.engine_hashes import BLOCKS_PER_CAPACITY, BLOCKS_SPARE, SUSPECT_DELIVERIES, EngineHashes, tier_of
+from kvroute.kv.engine_hashes import BLOCKS_PER_CAPACITY, BLOCKS_SPARE, SUSPECT_DELIVERIES, EngineHashes
 from kvroute.kv.events import decode_batch
 from tests.kv.encoded import RELEASES, cleared, encoded, payloads, recorded, removed, stored
 
@@ -133,7 +133,6 @@ def test_tiers_are_kept_apart():
     assert [known.held(chain(5, 6, 7), tier) for tier in (0, 1)] == [1, 3]
     tell(known, removed(3, medium="CPU"))
     assert [known.held(chain(5, 6, 7), tier) for tier in (0, 1)] == [1, 2]
-    assert [tier_of(medium) for medium in (None, "GPU", "gpu", "CPU", "STORAGE", "FS")] == [0, 0, 0, 1, 2, 2]
 
 
 def test_what_cannot_be_placed_is_counted():
@@ -376,6 +375,29 @@ def test_suspects_make_room():
     assert [known.held(one) for one in (chain(5, 6, 7), chain(8, 9), chain(1, 2, 3))] == [1, 2, 3]
     tell(known, stored([9, 10, 11], 8, [4, 5, 6], 1))
     assert [known.held(one) for one in (chain(5, 6, 7), chain(8, 9), chain(1, 2, 3, 4, 5, 6))] == [0, 0, 6]
+
+
+def test_deliveries_teach_what_no_event_told():
+    """After lost events, what a request found is held until deliveries no longer vouch for it; the engine's own events
+    about the same blocks count beside it."""
+    known = table(stored([1], None, [5], 1))
+    known.delivered(chain(5, 6, 7), 3)
+    assert known.held(chain(5, 6, 7)) == 1  # every event was heard, so there is nothing to learn
+    known.suspect()
+    known.delivered(chain(5, 6, 7), 3)
+    assert (known.held(chain(5, 6, 7)), known.counters.learnt) == (3, 3)
+    tell(known, removed(1), stored([1, 2], None, [5, 6], 1), removed(2))
+    known = EngineHashes.unpack(known.pack(), MODEL, 1000)
+    for _ in range(SUSPECT_DELIVERIES - 1):
+        known.delivered(chain(3), 0)
+    known.delivered(chain(5, 6, 7, 8), 3)
+    known.delivered(chain(3), 0)
+    assert known.held(chain(5, 6, 7)) == 3
+    known.delivered(chain(5, 6, 7), 1)
+    assert (known.held(chain(5, 6, 7)), len(known)) == (1, 2)
+    for _ in range(SUSPECT_DELIVERIES):
+        known.delivered(chain(3), 0)
+    assert (known.held(chain(5, 6, 7)), len(known), known.suspects) == (1, 1, 0)
 
 
 def test_a_snapshot_keeps_suspects_and_copies():

@@ -1,0 +1,187 @@
+"""What it costs to follow engines' KV events into the shared index, from ZeroMQ frames to cells in Redis.
+
+Throughput: engines publish as fast as they can; router, engines and Redis are processes of their own, and the router
+has one core. Stored and removed blocks are counted from the first frame to the last cell that Redis has acknowledged.
+`events_blocks_per_router_cpu_s` is the rate that one core of the router's gives; `events_blocks_per_s` is by the clock,
+and shares two cores with everything else that runs.
+
+    python benchmarks/events.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from _events import BLOCK_SIZE, CAPACITY, STEP_BLOCKS, encode, stored
+from _rig import LOAD_CORE, ROUTER_CORE
+from report import Figure, conclude
+
+from kvroute.adapters.embedded import EmbeddedServer
+from kvroute.adapters.event_feed import EventFeed
+from kvroute.adapters.index import Namespace
+from kvroute.adapters.redis_index import RedisIndex
+from kvroute.adapters.redis_link import open_wire
+from kvroute.adapters.redis_url import parse_redis_url
+from kvroute.adapters.redis_wire import Wire
+from kvroute.adapters.store import open_link
+from kvroute.adapters.vllm_events import EventStream
+from kvroute.kv.engine_hashes import EngineHashes
+from kvroute.kv.event_sequence import EventSink, Position
+from kvroute.kv.events import decode_batch
+from kvroute.routing.replica import ReplicaId
+
+HERE = Path(__file__).parent
+NS = Namespace("bench")
+ENGINES = 16
+RATE_MIN = 120_000
+
+
+class Engines:
+    """The publishing process."""
+
+    def __init__(self, steps: int, blocks_per_s: int) -> None:
+        command = [sys.executable, str(HERE / "_events.py"), str(ENGINES), str(steps), str(blocks_per_s)]
+        os.sched_setaffinity(0, LOAD_CORE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.endpoints = [self.line() for _ in range(ENGINES)]
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    async def play(self) -> int:
+        """Begin the next part; return how many blocks it changed, once it is sent."""
+        self.tell()
+        return int(await asyncio.to_thread(self.line))
+
+    def tell(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        self.tell()
+        self._process.wait(timeout=10)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[RedisIndex, Wire]]:
+    server = EmbeddedServer()
+    await server.start()
+    link = open_link(server.url)
+    await link.start()
+    index = RedisIndex(link, deployment="bench", router_id="bench", deadline_s=2.0)
+    await index.start()
+    target, lost = parse_redis_url(server.url), asyncio.Event()
+    wire = await open_wire(target, target.nodes[0], lost.set)
+    try:
+        yield index, wire
+    finally:
+        wire.abort()
+        await lost.wait()
+        await index.close()
+        await link.close()
+        await server.close()
+
+
+def follow(index: RedisIndex, endpoints: list[str]) -> list[EventFeed]:
+    feeds = []
+    for number, endpoint in enumerate(endpoints):
+
+        def opened(sink: EventSink, position: Position | None, endpoint: str = endpoint) -> EventStream:
+            return EventStream(endpoint, sink=sink, position=position)
+
+        replica = ReplicaId(f"r{number}")
+        feeds.append(EventFeed("m", CAPACITY, opened))
+        index.join(replica, NS, CAPACITY)
+        index.follow(replica, feeds[-1])
+    return feeds
+
+
+async def written(index: RedisIndex, feeds: list[EventFeed], changed: int) -> None:
+    """Wait until the feeds have heard of so many blocks, and Redis has all of them."""
+    (shard,) = index._shards[NS]
+    writers = [member.writer for member in shard.members.values() if member.writer]
+    while True:
+        told = sum(feed.table.counters.stored + feed.table.counters.removed for feed in feeds)
+        is_idle = not any(w.waiting or w.is_under_way or w.feed.table.tree.changes[0] for w in writers)
+        if told >= changed and is_idle:
+            return
+        await asyncio.sleep(0.005)
+
+
+async def used_bytes(wire: Wire) -> int:
+    text: bytes = await wire.command("INFO", "memory")
+    return int(dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)["used_memory"])
+
+
+async def throughput(steps: int) -> list[Figure]:
+    engines = Engines(steps, 0)
+    async with served() as (index, wire):
+        empty = await used_bytes(wire)
+        os.sched_setaffinity(0, ROUTER_CORE)  # the server, started before, stays on the other one
+        feeds = follow(index, engines.endpoints)
+        while index.stats.owned_replicas < ENGINES:  # noqa: ASYNC110 - nothing tells, and a benchmark may poll
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # subscriptions need a moment to reach the publishers
+        warm = await engines.play()
+        await written(index, feeds, warm)
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        changed = await engines.play()
+        await written(index, feeds, warm + changed)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+        gaps = sum(feed.counters.gaps for feed in feeds)
+        entries = sum(len(feed.table.tree.cells[0]) for feed in feeds)
+        redis_bytes = await used_bytes(wire) - empty
+    engines.close()
+    return [
+        Figure("events_blocks_per_router_cpu_s", changed / cpu_s, "blocks/s", at_least=RATE_MIN),
+        Figure("events_blocks_per_s", changed / wall_s, "blocks/s"),
+        Figure("events_router_cpu_per_block", 1e6 * cpu_s / changed, "us"),
+        Figure("events_gaps", gaps, "gaps", at_most=0),
+        Figure("events_redis_bytes_per_block", redis_bytes / entries, "B"),
+        Figure("events_router_bytes_per_entry", entry_bytes(50_000), "B"),
+    ]
+
+
+def entry_bytes(blocks: int) -> float:
+    """Return what the router keeps for each block of an engine, all tables and arrays counted."""
+    tracemalloc.start()
+    table = EngineHashes("m", blocks)
+    for number in range(0, blocks, STEP_BLOCKS):
+        hashes = [random.getrandbits(64) for _ in range(STEP_BLOCKS)]
+        ids = [number + i for i in range(STEP_BLOCKS * BLOCK_SIZE)]
+        table.apply(decode_batch(encode([stored(hashes, None, ids)])))
+        table.changes()
+    del hashes, ids
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return used / len(table)
+
+
+async def measure(quick: bool) -> list[Figure]:
+    return await throughput(300 if quick else 1500)
+
+
+def main() -> int:
+    parser: Any = argparse.ArgumentParser(description="KV events into the shared index.")
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return conclude(runner.run(measure(parser.parse_args().quick)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
