@@ -26,6 +26,7 @@ POLICIES = (
 )  # fmt: skip
 LAZY = {  # commands that live in modules of their own: name -> module:attribute
     "doctor": "kvroute.cli_doctor:doctor",
+    "simulate": "kvroute.cli_simulate:simulate",
     "size": "kvroute.cli_size:size",
 }
 

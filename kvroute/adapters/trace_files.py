@@ -141,8 +141,8 @@ class Spool:
         return (line for (line,) in self._db.execute("SELECT line FROM lines ORDER BY number"))
 
     def families(self, seed: int | None) -> Iterator[str]:
-        """Yield the names of families (sessions with their sub-sessions), shuffled if there is a seed."""
-        order = "min(number)" if seed is None else "shuffled(family, ?)"
+        """Yield the names of families (sessions with their sub-sessions) by time, or shuffled if there is a seed."""
+        order = "min(at), min(number)" if seed is None else "shuffled(family, ?)"
         query = f"SELECT family FROM lines GROUP BY family ORDER BY {order}"
         return (name for (name,) in self._db.execute(query, () if seed is None else (seed,)))
 

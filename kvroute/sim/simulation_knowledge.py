@@ -127,13 +127,19 @@ class ExactView:
     def happened(self, number: int, events: Iterable[CacheEvent]) -> None:
         """Take in what happened in an engine's cache."""
         bit = 1 << number
+        gone: list[int] = []  # removed one after the other: taken in at once
         for event in events:
+            if type(event) is Removed:
+                gone.append(event.hash)
+                continue
+            if gone:
+                self._held.remove(bit, gone)
+                gone = []
             if isinstance(event, Stored):
                 self._held.add(bit, event.hashes)
-            elif isinstance(event, Removed):
-                self._held.remove(bit, (event.hash,))
             else:
                 self._held.forget(bit)
+        self._held.remove(bit, gone)
 
     def _note(self, found: dict[ReplicaId, int], mask: int, depth: int) -> None:
         while mask:

@@ -85,7 +85,7 @@ class Source(Protocol):
         """Yield every line, and the next of its session."""
 
     def families(self, seed: int | None) -> Iterator[str]:
-        """Yield the names of families (sessions with their sub-sessions), shuffled if there is a seed."""
+        """Yield the names of families (sessions with their sub-sessions) by time, or shuffled if there is a seed."""
 
     def sessions(self, family: str) -> Sequence[str]:
         """Return a family's sessions."""
@@ -235,14 +235,15 @@ class Trace(Struct, frozen=True):
             turn = self.naming.turn(row, later, number, str(row.session_id))
             yield Script(row.timestamp / 1000, iter((turn,)))
 
-    def by_session(self, starts: Iterator[float], think_cap_s: float, shuffle: int | None = None) -> Workload:
-        """Play whole conversations; the k-th family begins at the k-th of `starts`.
+    def by_session(self, starts: Iterator[float] | None, think_cap_s: float, shuffle: int | None = None) -> Workload:
+        """Play whole conversations; the k-th family begins at the k-th of `starts`, or at its own first timestamp.
 
         A sub-session begins as long after its family's start as it did, pauses over `think_cap_s` cut out.
         """
         later: list[tuple[float, int, Iterator[Turn]]] = []
         number = 0
-        for family, start_s in zip(self.source.families(shuffle), starts, strict=False):
+        for family in self.source.families(shuffle):
+            start_s = self._first_s(family) if starts is None else next(starts)
             while later and later[0][0] <= start_s:
                 at_s, _, turns = heappop(later)
                 yield Script(at_s, turns)
@@ -255,6 +256,10 @@ class Trace(Struct, frozen=True):
         while later:
             at_s, _, turns = heappop(later)
             yield Script(at_s, turns)
+
+    def _first_s(self, family: str) -> float:
+        firsts = (read_row(next(self.source.lines(session))).timestamp for session in self.source.sessions(family))
+        return min(at or 0.0 for at in firsts) / 1000
 
     def _turns(self, session: str, family: str, think_cap_s: float) -> Iterator[Turn]:
         lines = self.source.lines(session)

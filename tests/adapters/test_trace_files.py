@@ -46,7 +46,7 @@ def test_families_hold_their_sub_sessions_where_sessions_have_clocks_of_their_ow
 def test_families_with_a_prompt_that_is_too_long_are_left_out():
     """What could not be served is not played at all."""
     with spool(ROWS, longest_tokens=100) as trace:
-        assert (len(trace), list(trace.families(None))) == (2, ["b", "#3"])
+        assert (len(trace), list(trace.families(None))) == (2, ["#3", "b"])
 
 
 def test_coarse_timestamps_are_noticed():

@@ -1,0 +1,350 @@
+"""`kvroute simulate`: plays a trace, or a generated workload, on an imagined fleet under one policy after another.
+
+What is simulated is in `kvroute.sim`; here are the options, the files and the printing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvroute.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvroute.sim.report import Report
+    from kvroute.sim.simulation_settings import EngineSettings, RouterSettings
+    from kvroute.sim.workload import Workload
+    from kvroute.sim.workload_plan import Pace
+
+MakeWorkload = Callable[[int], "Workload"]  # of a seed
+Progress = Callable[[int, float], None]
+HEAD_LINES = 200  # from which a trace's form and block size are inferred
+POLICIES_MAX = 16
+REPLICAS_MAX = 4096
+FRACTION = click.FloatRange(0, 1)
+SECONDS = click.FloatRange(0, 1e6)
+
+
+@click.command(epilog="TRACE is a file (.jsonl, .jsonl.gz), or a generator with its figures: see docs/simulating.md.")
+@click.argument("trace")
+@click.option("--policy", "policies", default="kvroute,round-robin", show_default=True, help="Names, comma-separated.")
+@click.option("--replicas", type=click.IntRange(1, REPLICAS_MAX), default=4, show_default=True)
+@click.option("--hardware", default="h100", show_default=True, metavar="[N x]GPU", help="GPUs of a replica: 2xh100.")
+@click.option("--model", default="llama-3.1-8b", show_default=True, help="A preset, a folder or a config.json.")
+@click.option("--kv-tokens", type=click.IntRange(64), help="KV cache of a replica.  [default: what fits]")
+@click.option(
+    "--block-size", type=click.IntRange(1, 65536), default=16, show_default=True, help="Tokens of a KV block."
+)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Times as densely as recorded.")
+@click.option("--loop", type=click.Choice(["auto", "open", "closed"]), default="auto", show_default=True)
+@click.option("--think", metavar="none|recorded|S|exp:S", help="Pause before a next turn; makes the loop closed.")
+@click.option("--starts", type=float, metavar="PER_S", help="Conversations begun a second; makes the loop closed.")
+@click.option("--limit", type=click.IntRange(1), help="Requests to send at most.")
+@click.option("--sessions", type=click.IntRange(1), help="Conversations to begin at most.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs of each policy.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The first of them.")
+@click.option("--jitter", default="auto", show_default=True, metavar="auto|none|S", help="Spreads coarse timestamps.")
+@click.option("--think-cap", type=SECONDS, default=300.0, show_default=True, help="Longest recorded pause kept.")
+@click.option("--max-prompt", type=click.IntRange(1), help="Leave out sessions with a longer prompt.")
+@click.option("--trace-block", type=click.IntRange(1, 65536), help="Tokens of the trace's blocks.  [default: inferred]")
+@click.option("--routers", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--private", is_flag=True, help="Routers share neither promises nor what they sent.")
+@click.option("--knowledge", type=click.Choice(["exact", "sent", "original"]), default="exact", show_default=True)
+@click.option("--ttft-weight", type=FRACTION, help="As routing.ttft_weight.")
+@click.option("--tells-output", is_flag=True, help="Clients state their answers' lengths as max_tokens.")
+@click.option("--event-lag", type=SECONDS, default=0.0, help="Seconds until cache events arrive.")
+@click.option("--event-loss", type=FRACTION, default=0.0, help="Share of batches of events that are lost.")
+@click.option("--ledger-lag", type=SECONDS, default=0.005, help="Seconds until promises are seen by other routers.")
+@click.option("--ledger-loss", type=FRACTION, default=0.0, help="Share of ledger writes that are lost.")
+@click.option("--metrics-every", type=click.FloatRange(0.001, 1e6), default=1.0, help="Seconds between metrics reads.")
+@click.option("--metrics-lag", type=SECONDS, default=0.0, help="Seconds by which metrics are old.")
+@click.option("--event", "happenings", multiple=True, metavar="S:join|leave|crash:N", help="What befalls replica N.")
+@click.option("--warmup", type=SECONDS, default=0.0, help="Seconds whose requests are not counted.")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=1024, show_default=True, help="As vLLM's.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=8192, show_default=True, help="As vLLM's.")
+@click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
+@click.option("--prefill-efficiency", type=float, help="Share of the GPU's compute that prefill reaches.")
+@click.option("--decode-efficiency", type=float, help="Share of the GPU's bandwidth that decoding reaches.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
+@click.option("--png", type=click.Path(path_type=Path), help="Write the pictures (needs kvroute[plots]).")
+def simulate(trace: str, **flags: Any) -> None:
+    """Play TRACE on an imagined fleet, under one policy after another, and compare what came of it."""
+    try:
+        report = _compare(trace, flags)
+        if flags["html"] is not None:
+            from kvroute.sim.report_page import page_of
+
+            _write(flags["html"], page_of(report).encode())
+        if flags["png"] is not None:
+            from kvroute.cli_simulate_png import png_of
+
+            _write(flags["png"], png_of(report))
+    except ConfigError as error:
+        raise click.ClickException(error.message) from None
+    if flags["as_json"]:
+        _print_json(report)
+    else:
+        _print_table(report)
+
+
+def _compare(trace: str, flags: dict[str, Any]) -> Report:
+    """Run every policy with every seed."""
+    from kvroute.sim.report import Report, row_of
+    from kvroute.sim.simulation import IGNORED, Simulation
+    from kvroute.sim.simulation_settings import happening_of
+
+    policies = _policies(flags["policies"])
+    engine, rates = _engine(flags)
+    happenings = tuple(happening_of(text) for text in flags["happenings"])
+    with ExitStack() as stack:
+        make, total, facts, notes = _workload(trace, flags, stack)
+        rows = []
+        for policy in policies:
+            runs = []
+            routers = _routers(policy, rates, flags)
+            for seed in range(flags["seed"], flags["seed"] + flags["seeds"]):
+                with _progress(f"{policy}, seed {seed}", total) as on_progress:
+                    run = Simulation(
+                        make(seed),
+                        flags["replicas"],
+                        engine,
+                        routers,
+                        seed=seed,
+                        happenings=happenings,
+                        warmup_s=flags["warmup"],
+                        on_progress=on_progress,
+                    )
+                    runs.append(run.run())
+            rows.append(row_of(policy, runs))
+    facts = {**facts, **_facts(engine, flags)}
+    return Report(f"{Path(trace).name} on {flags['replicas']} replicas", facts, tuple(rows), (*notes, *IGNORED))
+
+
+def _policies(text: str) -> list[str]:
+    from kvroute.routing.router import POLICIES
+
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown or not 1 <= len(names) <= POLICIES_MAX:
+        raise ConfigError(f"--policy: {', '.join(unknown) or text!r}: name some of {', '.join(POLICIES)}")
+    return names
+
+
+def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
+    """Return the engine, and the rates that a router would start from."""
+    from kvroute.adapters.size_io import read_model
+    from kvroute.adapters.sized import sized
+    from kvroute.routing.rates import SEED
+    from kvroute.sim.engine import RooflineTime
+    from kvroute.sim.replica import Limits
+    from kvroute.sim.simulation_settings import EngineSettings
+    from kvroute.sizing.capacity import Parallel
+    from kvroute.sizing.hardware import gpu
+
+    count, _, name = (
+        flags["hardware"].rpartition("x") if flags["hardware"][:1].isdigit() else ("1", "", flags["hardware"])
+    )
+    if not count.isdigit() or not 1 <= int(count) <= 64:
+        raise ConfigError(f"--hardware: {flags['hardware']!r} is not GPU or NxGPU, such as 2xh100")
+    model, hardware, parallel = read_model(flags["model"]), gpu(name), Parallel(tp=int(count))
+    given = {key: flags[key] for key in ("prefill_efficiency", "decode_efficiency") if flags[key] is not None}
+    time = RooflineTime(model, hardware, parallel=parallel, **given)
+    known = sized(flags["model"], flags["model"], name, int(count))
+    kv_tokens = flags["kv_tokens"] or (known.capacity_tokens if known else 0)
+    if kv_tokens < flags["block_size"]:
+        raise ConfigError(
+            f"{flags['model']} leaves no room for a cache on {flags['hardware']}: more GPUs, or --kv-tokens"
+        )
+    limits = Limits(
+        max_num_batched_tokens=flags["max_num_batched_tokens"], max_num_seqs=flags["max_num_seqs"]
+    )  # fmt: skip
+    engine = EngineSettings(
+        kv_tokens=kv_tokens,
+        block_size=flags["block_size"],
+        time=time,
+        limits=limits,
+        model=flags["model"],
+        max_model_len=flags["max_model_len"],
+    )
+    return engine, known.rates if known else SEED
+
+
+def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
+    from kvroute.sim.simulation_settings import RouterSettings
+
+    weight = {} if flags["ttft_weight"] is None else {"ttft_weight": flags["ttft_weight"]}
+    return RouterSettings(
+        policy=policy,
+        count=flags["routers"],
+        is_shared=not flags["private"],
+        knowledge=flags["knowledge"],
+        rates=rates,
+        event_lag_s=flags["event_lag"],
+        event_loss=flags["event_loss"],
+        ledger_lag_s=flags["ledger_lag"],
+        ledger_loss=flags["ledger_loss"],
+        metrics_every_s=flags["metrics_every"],
+        metrics_lag_s=flags["metrics_lag"],
+        tells_output=flags["tells_output"],
+        **weight,
+    )
+
+
+def _workload(
+    trace: str, flags: dict[str, Any], stack: ExitStack
+) -> tuple[MakeWorkload, int | None, dict[str, str], tuple[str, ...]]:
+    """Return what makes the workload of a seed, its requests if known, facts about it, and what it leaves out."""
+    from kvroute.sim.workload import think_of
+    from kvroute.sim.workload_plan import Pace, of_profile, profile_of
+    from kvroute.sim.workload_profiles import PROFILES
+
+    pace = Pace(
+        loop=flags["loop"],
+        rate=flags["rate"],
+        starts_s=flags["starts"],
+        think=None if flags["think"] is None else think_of(flags["think"]),
+        think_cap_s=flags["think_cap"],
+        limit=flags["limit"],
+        sessions=flags["sessions"],
+    )
+    name, parameters = profile_of(trace) if trace.partition(":")[0] in PROFILES else ("", {})
+    if not name:
+        return _file(Path(trace), flags, pace, stack)
+    size = flags["block_size"]
+    return lambda seed: of_profile(name, parameters, size, pace, seed), pace.limit, {"workload": trace}, ()
+
+
+def _file(
+    path: Path, flags: dict[str, Any], pace: Pace, stack: ExitStack
+) -> tuple[MakeWorkload, int | None, dict[str, str], tuple[str, ...]]:
+    from msgspec import json, structs
+
+    from kvroute.adapters.trace_files import Spool, lines_of
+    from kvroute.sim.workload_plan import of_texts, of_trace
+    from kvroute.sim.workload_profiles import PROFILES
+    from kvroute.sim.workload_trace import Naming, Trace, infer_block_size, read_row
+
+    if not path.exists():
+        raise ConfigError(f"TRACE: no file {path}, and no generator of that name ({', '.join(PROFILES)})")
+    spool = stack.enter_context(Spool(lines_of(path), longest_tokens=flags["max_prompt"]))
+    head = spool.head(HEAD_LINES)
+    if not head:
+        raise ConfigError(f"{path}: there is nothing in it to play")
+    first, size = json.decode(head[0]), flags["block_size"]
+    if "messages" in first and "input_length" not in first:
+        note = "text is counted as four bytes a token, without a chat template"
+        return lambda seed: of_texts(spool.in_order, size, pace, seed), None, {"workload": str(path)}, (note,)
+    rows = [read_row(line) for line in head]
+    block = flags["trace_block"] or infer_block_size(rows) or 0
+    has_times = rows[0].timestamp is not None
+    pace = structs.replace(pace, jitter_s=_jitter(flags["jitter"], spool) if has_times and not pace.is_closed else 0.0)
+    play = Trace(spool, Naming(block, size))
+    facts = {
+        "workload": str(path),
+        "trace": f"{len(spool):,} requests, {f'blocks of {block}' if block else 'no blocks'}",
+    }
+    if pace.jitter_s:
+        facts["jitter"] = f"{pace.jitter_s:g} s, over which requests stamped together are spread"
+    note = "what no block id of the trace covers is never hit" if block else "prompts without block ids share nothing"
+    total = min(len(spool), pace.limit or len(spool)) if pace.sessions is None else None
+    return lambda seed: of_trace(play, pace, seed, has_times=has_times), total, facts, (note,)
+
+
+def _jitter(text: str, spool: Any) -> float:
+    if text == "auto":
+        steps = spool.steps()
+        return float(steps.width_s) if steps.is_coarse else 0.0
+    try:
+        width_s = 0.0 if text == "none" else float(text)
+    except ValueError:
+        width_s = -1.0
+    if not 0 <= width_s < 1e6:
+        raise ConfigError(f"--jitter: {text!r} is none of auto, none, SECONDS")
+    return width_s
+
+
+def _facts(engine: EngineSettings, flags: dict[str, Any]) -> dict[str, str]:
+    facts = {
+        "replicas": f"{flags['replicas']} x {flags['model']} on {flags['hardware']}",
+        "cache": f"{engine.kv_tokens:,} tokens each, in blocks of {engine.block_size}",
+        "knowledge": flags["knowledge"],
+    }
+    if flags["routers"] > 1:
+        facts["routers"] = f"{flags['routers']}, {'private' if flags['private'] else 'shared'}"
+    given = ("rate", "loop", "think", "starts", "limit", "sessions", "warmup", "ttft_weight", "happenings")
+    for name in given:
+        default = {"rate": 1.0, "loop": "auto", "warmup": 0.0, "happenings": ()}.get(name)
+        if flags[name] != default:
+            facts[name] = ", ".join(flags[name]) if name == "happenings" else str(flags[name])
+    facts["seeds"] = (
+        f"{flags['seed']} to {flags['seed'] + flags['seeds'] - 1}" if flags["seeds"] > 1 else str(flags["seed"])
+    )
+    return facts
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> Iterator[Progress | None]:
+    """Show a bar on a terminal; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} requests, {task.fields[at]}"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, at="")
+        yield lambda done, at_s: bar.update(task, completed=done, at=f"{at_s:,.0f} s simulated")
+
+
+def _print_table(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvroute.sim.report import best_of, shown, words
+
+    table = Table(title=report.title, title_justify="left")
+    table.add_column("")
+    for row in report.rows:
+        table.add_column(row.policy, justify="right", no_wrap=True)
+    for one in shown(report):
+        best = best_of(report, one)
+        cells = [
+            f"[bold green]{words(row.figures[one.key], one.unit)}[/]"
+            if row.policy == best
+            else words(row.figures[one.key], one.unit)
+            for row in report.rows
+        ]
+        table.add_row(one.label, *cells)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    for name, fact in report.facts.items():
+        console.print(f"{name}: {fact}", highlight=False)
+    console.print(table)
+    console.print("Not in this result: " + "; ".join(report.notes) + ".", highlight=False)
+
+
+def _print_json(report: Report) -> None:
+    from msgspec import json
+
+    from kvroute.sim.report import plain
+
+    click.echo(json.format(json.encode(plain(report)), indent=2))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    click.echo(f"wrote {path}", err=True)

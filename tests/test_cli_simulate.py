@@ -1,0 +1,123 @@
+"""`kvroute simulate`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from kvroute.cli import main
+from tests.data_files import DATA
+
+SMALL = ["chat:sessions=8,rate=4,think=1", "--limit", "30"]
+
+
+def simulate(*arguments):
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+
+
+def figures(*arguments):
+    done = simulate(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def trace(tmp_path, rows, name="trace.jsonl.gz"):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return path
+
+
+def test_policies_are_compared_in_a_table():
+    """Every policy has a column, every figure a line, and what is ignored is said."""
+    done = simulate(*SMALL, "--policy", "kvroute,random")
+    assert done.exit_code == 0, done.output
+    assert "kvroute" in done.stdout
+    assert "random" in done.stdout
+    assert "first token, p99" in done.stdout
+    assert "Not in this result" in done.stdout
+
+
+def test_the_same_command_prints_the_same():
+    """A seed decides everything: two processes agree to the last digit."""
+    command = [
+        sys.executable,
+        "-m",
+        "kvroute",
+        "simulate",
+        *SMALL,
+        "--policy",
+        "random,kvroute",
+        "--seeds",
+        "2",
+        "--json",
+    ]
+    outputs = [subprocess.run(command, check=True, capture_output=True, timeout=120).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    runs = json.loads(outputs[0])["policies"]["random"]["runs"]
+    assert [run["seed"] for run in runs] == [1, 2]
+    assert runs[0]["ttft_mean_s"] != runs[1]["ttft_mean_s"]
+
+
+def test_a_trace_is_played_with_its_block_size_inferred(tmp_path):
+    """A packed trace in Mooncake's layout is played; its repeated prompt is hit."""
+    row = {"input_length": 2048, "output_length": 8, "hash_ids": [1, 2, 3, 4]}
+    path = trace(tmp_path, [{"timestamp": 1000 * n, **row} for n in range(6)])
+    found = figures(path, "--replicas", 1, "--policy", "kvroute")
+    assert found["settings"]["trace"] == "6 requests, blocks of 512"
+    assert found["policies"]["kvroute"]["summary"]["hit_share"]["mean"] == pytest.approx(5 * 2032 / (6 * 2048))
+
+
+def test_recorded_texts_are_played():
+    """Conversations without token ids are played as text."""
+    found = figures(DATA / "tau_airline_text_a.jsonl.gz", "--sessions", 4, "--policy", "kvroute", "--starts", 1)
+    summary = found["policies"]["kvroute"]["summary"]
+    assert summary["requests"]["mean"] > 20
+    assert summary["hit_share"]["mean"] > 0.5
+    assert any("four bytes a token" in note for note in found["ignored"])
+
+
+def test_reports_are_written(tmp_path):
+    """A page and a picture are written where asked for."""
+    done = simulate(*SMALL, "--html", tmp_path / "r.html", "--png", tmp_path / "r.png")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cache_is_what_fits_on_the_hardware():
+    """Without --kv-tokens the cache follows from the model and its GPUs."""
+    one, two = (figures(*SMALL, "--hardware", name)["settings"]["cache"] for name in ("h100", "2xh100"))
+    assert one != two
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.jsonl"], "no file nowhere.jsonl"),
+        ([*SMALL, "--policy", "magic"], "--policy: 'magic'"),
+        ([*SMALL, "--hardware", "abacus"], "no GPU is named"),
+        ([*SMALL, "--hardware", "0xh100"], "--hardware"),
+        ([*SMALL, "--model", "llama-3.1-405b"], "--kv-tokens"),
+        ([*SMALL, "--think", "soon"], "--think"),
+        ([*SMALL, "--event", "now:crash:1"], "--event"),
+        ([*SMALL, "--rate", "0"], "--rate"),
+        (["chat:colour=red"], "no parameter is named 'colour'"),
+        ([*SMALL, "--html", "/nowhere/r.html"], "/nowhere/r.html"),
+    ],
+)
+def test_mistakes_are_named(arguments, words):
+    """A wrong option ends in one line that says which, and no traceback."""
+    done = simulate(*arguments)
+    assert done.exit_code == 1
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    """There is nothing to play in it."""
+    assert "nothing in it" in simulate(trace(tmp_path, [])).output
