@@ -189,11 +189,8 @@ class EventStream:
         messages: Messages = []
         counters, topic = self.counters, self._topic
         received = 0
-        while received < AT_ONCE:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        while received < AT_ONCE and _has_more(socket):
+            frames = socket.recv_multipart(zmq.NOBLOCK)
             received += 1
             if len(frames) != 3 or len(frames[1]) != SEQ_BYTES:
                 counters.malformed += 1
@@ -209,11 +206,8 @@ class EventStream:
     def _was_connected(self) -> bool:
         """Read the monitor: whether a connection was made since the last time."""
         was_connected = False
-        while self._monitor is not None:
-            try:
-                self._monitor.recv_multipart(zmq.NOBLOCK)  # it tells of nothing else
-            except zmq.Again:
-                break
+        while self._monitor is not None and _has_more(self._monitor):
+            self._monitor.recv_multipart(zmq.NOBLOCK)  # it tells of nothing else
             self.counters.connections += 1
             self._connected_s = time.monotonic()
             was_connected = True
@@ -258,3 +252,10 @@ class EventStream:
         finally:
             self._checked_s = time.monotonic()
             self._sequence.answered(is_complete=is_complete)
+
+
+def _has_more(socket: zmq.Socket[bytes]) -> bool:
+    """Return whether a message is readable: asking is cheaper than trying in vain."""
+    events = socket.getsockopt(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & zmq.POLLIN)

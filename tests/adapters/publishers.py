@@ -84,6 +84,45 @@ class Publisher:
                     await asyncio.sleep(0.01)
 
 
+class Line:
+    """A TCP connection's way to a port, which can be cut and mended."""
+
+    def __init__(self, endpoint):
+        self.target = int(endpoint.rpartition(":")[2])
+        self.port = 0
+        self.writers = []
+
+    @property
+    def endpoint(self):
+        return f"tcp://127.0.0.1:{self.port}"
+
+    async def mend(self):
+        self.server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def cut(self):
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+        await self.server.wait_closed()
+
+    async def _relay(self, reader, writer):
+        there, back = await asyncio.open_connection("127.0.0.1", self.target)
+        self.writers += [writer, back]
+        await asyncio.gather(self._pass_on(reader, back), self._pass_on(there, writer))
+
+    async def _pass_on(self, reader, writer):
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.transport.abort()
+
+
 def batches(life, first, last):
     return [(seq, f"{life}{seq}") for seq in range(first, last + 1)]
 

@@ -12,7 +12,7 @@ from kvroute.adapters import vllm_events as module
 from kvroute.adapters.vllm_events import EventStream
 from kvroute.fake.publisher import EventPublisher
 from kvroute.kv.event_sequence import Position, digest_of
-from tests.adapters.publishers import Log, OldPublisher, Publisher, batches, connected, raw_publisher, stream_of
+from tests.adapters.publishers import Line, Log, OldPublisher, Publisher, batches, connected, raw_publisher, stream_of
 from tests.processes import free_port
 
 
@@ -69,7 +69,41 @@ async def test_a_batch_lost_last_is_found_without_a_later_one(open_stream):
     assert log.told == batches("a", 0, 1)
 
 
-async def test_a_subscriber_cut_off_for_200_batches_misses_none(open_stream):
+@pytest.fixture
+async def line():
+    """Lay lines to endpoints."""
+    laid = []
+
+    async def lay(endpoint):
+        laid.append(await Line(endpoint).mend())
+        return laid[-1]
+
+    yield lay
+    for one in laid:
+        await one.cut()
+
+
+async def test_a_line_that_is_cut_for_200_batches_loses_none(line):
+    """It is dialled again and again, and what was sent meanwhile is replayed."""
+    publisher, log = Publisher(), Log()
+    live, replay = await line(publisher.endpoint), await line(publisher.replay_endpoint)
+    stream = EventStream(live.endpoint, sink=log, replay_endpoint=replay.endpoint)
+    await stream.start()
+    await connected(stream)
+    publisher.publish(10)
+    await log.until((9, "a9"))
+    await live.cut()
+    await replay.cut()
+    publisher.publish(200)
+    await live.mend()
+    await replay.mend()
+    await log.until((209, "a209"))
+    assert log.told == batches("a", 0, 209)
+    await stream.close()
+    publisher.stop()
+
+
+async def test_a_stream_resumed_after_200_batches_misses_none(open_stream):
     """It comes back where it was, told only its position."""
     publisher, log, stream = await open_stream()
     await connected(stream)
