@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from kvroute.routing.findings import Finding
 
 STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
 WORDS = {"fail": "FAIL"}
+RANK = re.compile(r" \(rank \d+\)")  # left out of what is well: ranks say the same things
 
 
 def print_findings(title: str, findings: Sequence[Finding], console: Console) -> None:
@@ -24,8 +26,8 @@ def print_findings(title: str, findings: Sequence[Finding], console: Console) ->
         for finding in findings:
             if finding.level == level:
                 table.add_row(Text(WORDS.get(level, level), style=STYLES[level]), _words(finding))
-    if well := [finding.says for finding in findings if finding.level == "ok"]:
-        table.add_row(Text("ok", style=STYLES["ok"]), Text("; ".join(well)))
+    if well := [RANK.sub("", finding.says) for finding in findings if finding.level == "ok"]:
+        table.add_row(Text("ok", style=STYLES["ok"]), Text("; ".join(dict.fromkeys(well))))
     console.print(table)
 
 

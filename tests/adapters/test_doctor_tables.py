@@ -46,6 +46,14 @@ def test_a_remedy_that_is_a_question_needs_no_full_stop():
     assert "?." not in printed([Finding("health", "fail", "is gone", "", "is it on?")])
 
 
+def test_ranks_that_are_well_say_it_once():
+    """A fault names its rank; what is well on every rank is one phrase."""
+    ranks = [Finding("capacity", "ok", f"prefix caching on (rank {rank})") for rank in range(8)]
+    text = printed([*ranks, Finding("prefix caching", "fail", "is off (rank 8)")])
+    assert text.count("prefix caching on") == 1
+    assert "is off (rank 8)" in text
+
+
 def test_brackets_are_no_markup():
     """What a replica said is printed as it is."""
     assert "[red]x[/]" in printed([Finding("models", "fail", "said [red]x[/]")])
