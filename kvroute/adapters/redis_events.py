@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.redis_link import Link, ask
-from kvroute.adapters.redis_owner import START, LogId, log_id, read_delivery
+from kvroute.adapters.redis_owner import START, LogId, log_id, read_delivery, records_in
 from kvroute.adapters.redis_shard import Member, Shard
 from kvroute.adapters.redis_wire import Argument, Reply
 from kvroute.kv.cells import CELL_BYTES, Changes
@@ -128,11 +128,11 @@ class Events:
         writer = member.writer
         if writer is None:
             return
-        for text, record in entries:
+        for text, entry in entries:
             writer.heard = log_id(text)
-            delivery = read_delivery(record)
-            if delivery is not None and writer.feed.is_owner:
-                writer.feed.delivered(*delivery)
+            for delivery in filter(None, map(read_delivery, records_in(entry))):
+                if writer.feed.is_owner:
+                    writer.feed.delivered(*delivery)
 
     def send(self, shard: Shard, member: Member) -> None:
         """Write what waits, unless a call is under way; its answer brings the next."""

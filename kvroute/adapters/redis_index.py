@@ -23,8 +23,8 @@ from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
 from kvroute.adapters.redis_events import EventWriter, wants_deliveries
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
-from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent
-from kvroute.adapters.redis_shard import Member, Shard, calls, shard_number
+from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent, together
+from kvroute.adapters.redis_shard import Member, Shard, Unsent, calls, shard_number
 from kvroute.adapters.redis_upkeep import Upkeep
 from kvroute.adapters.redis_wire import Reply
 from kvroute.kv.block_tree import TIERS
@@ -35,6 +35,7 @@ from kvroute.routing.replica import Holding, ReplicaId
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 0.005
+GATHER_S = 0.002  # for which a write waits for others: another router sees it that much later
 PROBES_MAX = 96  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
 
 
@@ -57,6 +58,8 @@ class RedisIndex:
         self._deadlines = Deadlines()
         self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
         self._task: asyncio.Task[None] | None = None
+        self._unsent: dict[ReplicaId, Shard] = {}  # where writes wait for others to go with them
+        self._flushing: asyncio.TimerHandle | None = None
 
     @property
     def is_feeding(self) -> bool:
@@ -73,6 +76,9 @@ class RedisIndex:
         """Stop the upkeep and hand the leases to the other routers."""
         with contextlib.suppress(ValueError):
             self._link.on_up.remove(self._on_up)
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flush_all()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -105,6 +111,7 @@ class RedisIndex:
         self.shadow.leave(replica)
         member = shard.members.pop(replica)
         self._upkeep.events.orphan(member)
+        self._unsent.pop(replica, None)
         shard.name_slots()
         self._upkeep.retire(shard, member)
         self._count_shards(shard.namespace)
@@ -129,7 +136,12 @@ class RedisIndex:
         if member.writer is not None and member.writer.feed.is_owner:
             member.writer.feed.delivered(chain, held_blocks)
         elif wants_deliveries(shard.fed[int(member.slot)]):
-            self._send(replica, [], delivered(chain, held_blocks))
+            self._send(replica, [], delivered(chain, held_blocks), None)
+
+    def is_exact(self, replica: ReplicaId) -> bool:
+        """Whether a member's own events say what it holds, whichever router listens to them."""
+        shard = self._homes.get(replica)
+        return shard is not None and shard.is_fed(shard.members[replica])
 
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain: of the shared index, or of the shadow when that is late or down."""
@@ -153,7 +165,7 @@ class RedisIndex:
         if self._is_promise(replica, chain):
             return
         writes = [] if change.stored is None else [Write(b"+", change.stored)]
-        self._send(replica, writes, sent(chain, change.held))
+        self._send(replica, writes, sent(chain, change.held), chain)
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
@@ -162,7 +174,7 @@ class RedisIndex:
         self.stats.blocks = self.shadow.stats.blocks
         if self._is_promise(replica, chain, held_blocks):
             return
-        self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks))
+        self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks), None)
 
     def _ask(self, shards: Sequence[Shard], chains: Sequence[PrefixChain]) -> Lookup | None:
         """Look all chains up in Redis; None where that cannot even be asked."""
@@ -213,6 +225,9 @@ class RedisIndex:
             if shard.is_feeding:
                 self._add_own(namespace, chains, holdings)
                 break
+        else:
+            if self._unsent:
+                self._add_unsent(shards, chains, holdings)
         for shard in shards:
             if shard.fed:
                 _add_promises(shard, chains, holdings)
@@ -236,15 +251,54 @@ class RedisIndex:
             member.promised.take_back(chain, held_blocks)
         return shard.is_fed(member)
 
-    def _send(self, replica: ReplicaId, writes: list[Write], record: bytes) -> None:
-        """Write a replica's bits, and with the last of them its log entry."""
+    def _add_unsent(
+        self, shards: Sequence[Shard], chains: Sequence[PrefixChain], holdings: list[dict[ReplicaId, int]]
+    ) -> None:
+        """Add what this router placed a moment ago, and has not sent to Redis yet."""
+        for replica, shard in self._unsent.items():
+            if shard not in shards:
+                continue
+            member = shard.members[replica]
+            for chain, holding in zip(chains, holdings, strict=True):
+                blocks = min(member.unsent.common_blocks(chain), member.capacity_blocks)
+                if blocks > holding.get(replica, 0):
+                    holding[replica] = blocks
+
+    def _send(self, replica: ReplicaId, writes: Sequence[Write], record: bytes, chain: PrefixChain | None) -> None:
+        """Write a replica's bits, and with the last of them its log entry, together with what comes within a moment.
+
+        A correction (no `chain`) takes back what waits before it, so it leaves at once.
+        """
         shard = self._homes[replica]
         member = shard.members[replica]
         if not shard.is_ready or member.token is None:
             shard.mark_stale(member)
             return
-        self._send_next(shard, member, calls(writes) or [[]], 0, record)
+        unsent = member.unsent
+        if not unsent.records:
+            self._unsent[replica] = shard
+        unsent.add(writes, record, chain)
+        if unsent.is_full or chain is None:
+            self._flush(replica)
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(GATHER_S, self._flush_all)
         self._upkeep.is_busy = True
+
+    def _flush_all(self) -> None:
+        self._flushing = None
+        for replica in list(self._unsent):
+            self._flush(replica)
+
+    def _flush(self, replica: ReplicaId) -> None:
+        shard = self._unsent.pop(replica)
+        member = shard.members[replica]
+        unsent, member.unsent = member.unsent, Unsent()
+        if not unsent.records:  # the replica began another life, or Redis did: what is still true is fed again
+            return
+        if not shard.is_ready or member.token is None:
+            shard.mark_stale(member)
+            return
+        self._send_next(shard, member, calls(unsent.writes) or [[]], 0, together(unsent.records))
 
     def _send_next(self, shard: Shard, member: Member, batches: list[list[Write]], number: int, record: bytes) -> None:
         """Send one batch, and the next when it is answered: a long chain must not keep others' lookups waiting."""

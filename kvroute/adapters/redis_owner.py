@@ -13,7 +13,7 @@ been replayed and the writes were executed, the bits are exactly the Residency.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -24,7 +24,8 @@ LogId = tuple[int, int]
 START: LogId = (0, 0)
 
 _HEAD = struct.Struct("<cI")  # kind, blocks
-_SENT, _CORRECTED, _DELIVERED = b"s", b"c", b"d"
+_SENT, _CORRECTED, _DELIVERED, _SEVERAL = b"s", b"c", b"d", b"m"
+_LENGTH = struct.Struct("<I")
 
 
 class Write(Struct, frozen=True):
@@ -53,6 +54,25 @@ def read_delivery(record: bytes) -> tuple[PrefixChain, int] | None:
     """Read what `delivered` wrote; None for another kind of record."""
     kind, blocks = _HEAD.unpack_from(record)
     return (PrefixChain(record[_HEAD.size :]), blocks) if kind == _DELIVERED else None
+
+
+def together(records: Sequence[bytes]) -> bytes:
+    """Make one log entry of several records, in order."""
+    if len(records) == 1:
+        return records[0]
+    return _HEAD.pack(_SEVERAL, len(records)) + b"".join(_LENGTH.pack(len(record)) + record for record in records)
+
+
+def records_in(entry: bytes) -> Iterator[bytes]:
+    """Yield the records of a log entry."""
+    if not entry.startswith(_SEVERAL):
+        yield entry
+        return
+    at = _HEAD.size
+    while at < len(entry):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(entry, at)[0]
+        yield entry[start:at]
 
 
 def log_id(text: bytes) -> LogId:
@@ -113,23 +133,28 @@ class Owner:
         """Take in log entries (id, record) and return what has to be written, in order."""
         writes: list[Write] = []
         cleared = _Cleared()
-        for text, record in entries:
+        for text, entry in entries:
             self.last_id = log_id(text)
-            self.bytes_since_snapshot += len(record)
-            kind, blocks = _HEAD.unpack_from(record)
-            chain = PrefixChain(record[_HEAD.size :])
-            if kind == _DELIVERED:  # from before the events fell silent
-                continue
-            if kind == _CORRECTED:
-                change = self.residency.correct(chain, blocks)
-            else:
-                change = self.residency.record(chain)
-                self.evictions += sum(map(len, change.evicted)) if change.evicted else 0
-            for run in change.evicted:
-                writes.append(Write(b"-", run))
-                cleared.add(run.blocks)
-            if change.stored is None:
-                continue
+            self.bytes_since_snapshot += len(entry)
+            for record in records_in(entry):
+                writes += self._replayed(record, cleared)
+        return writes
+
+    def _replayed(self, record: bytes, cleared: _Cleared) -> list[Write]:
+        kind, blocks = _HEAD.unpack_from(record)
+        if kind == _DELIVERED:  # from before the events fell silent
+            return []
+        chain = PrefixChain(record[_HEAD.size :])
+        if kind == _CORRECTED:
+            change = self.residency.correct(chain, blocks)
+        else:
+            change = self.residency.record(chain)
+            self.evictions += sum(map(len, change.evicted)) if change.evicted else 0
+        writes = []
+        for run in change.evicted:
+            writes.append(Write(b"-", run))
+            cleared.add(run.blocks)
+        if change.stored is not None:
             if cleared.take(change.stored.blocks) or self.last_id <= self._clean_after:
                 writes.append(Write(b"+", change.stored))
             elif change.held < blocks:

@@ -18,7 +18,7 @@ from kvroute.adapters.redis_wire import Argument, Reply
 from kvroute.kv.block_tree import TIERS
 from kvroute.kv.chain import HASH_BYTES, PrefixChain
 from kvroute.kv.promised import Promised
-from kvroute.kv.residency import Run
+from kvroute.kv.residency import Run, common_bytes
 from kvroute.routing.replica import ReplicaId
 
 if TYPE_CHECKING:
@@ -26,7 +26,39 @@ if TYPE_CHECKING:
 
 SLOTS = 512  # at least as many as beat.lua gives out
 LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
+UNSENT_RECORDS, UNSENT_LOG_BYTES = 32, 64 << 10
 PIECE_BLOCKS = 256  # written by one script call, so that no call keeps Redis busy for more than about a millisecond
+
+
+class Unsent:
+    """Writes to one replica's bits, and the records that go with them, which will leave together."""
+
+    __slots__ = ("blocks", "chains", "log_bytes", "records", "writes")
+
+    def __init__(self) -> None:
+        self.writes: list[Write] = []
+        self.records: list[bytes] = []
+        self.chains: list[PrefixChain] = []  # that the replica holds since these records
+        self.blocks = self.log_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should leave now."""
+        return self.blocks >= PIECE_BLOCKS or self.log_bytes >= UNSENT_LOG_BYTES or len(self.records) >= UNSENT_RECORDS
+
+    def common_blocks(self, chain: PrefixChain) -> int:
+        """Return how many leading blocks of a chain are held since these records."""
+        first = chain[:HASH_BYTES]
+        return max([common_bytes(chain, one) for one in self.chains if one.startswith(first)], default=0) // HASH_BYTES
+
+    def add(self, writes: Sequence[Write], record: bytes, chain: PrefixChain | None) -> None:
+        """Add what belongs to one record: of a chain that is held now, or of a correction."""
+        if chain is not None:
+            self.chains.append(chain)
+        self.writes += writes
+        self.records.append(record)
+        self.blocks += sum([len(write.run) for write in writes])
+        self.log_bytes += len(record)
 
 
 class Member:
@@ -44,6 +76,7 @@ class Member:
         self.owner: Owner | None = None  # loaded after the lease was taken
         self.writer: EventWriter | None = None  # where the replica's events are followed
         self.promised: Promised | None = None  # the same
+        self.unsent = Unsent()
 
     @property
     def slot(self) -> bytes:
@@ -53,6 +86,7 @@ class Member:
     def forget(self) -> None:
         """Drop everything that belongs to an epoch or a life that is over."""
         self.token, self.feed, self.lease, self.owner = None, None, None, None
+        self.unsent = Unsent()
 
 
 class Shard:

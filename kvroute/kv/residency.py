@@ -286,6 +286,8 @@ def _lead(node: _Node, at: int) -> bytes:
 def common_bytes(one: bytes, other: bytes) -> int:
     """Return the bytes of the common prefix, in whole hashes. Bisected, because slices compare at memory speed."""
     low, high = 0, min(len(one), len(other)) // HASH_BYTES
+    if one[: high * HASH_BYTES] == other[: high * HASH_BYTES]:  # mostly, one goes on where the other ends
+        return high * HASH_BYTES
     while low < high:
         middle = (low + high + 1) // 2
         if one[low * HASH_BYTES : middle * HASH_BYTES] == other[low * HASH_BYTES : middle * HASH_BYTES]:
