@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 
 from kvroute.errors import Overloaded
 from kvroute.fake.events import EventFeed, Story
+from kvroute.fake.timings import Clocked, Timings
 from kvroute.sim.replica import RequestId, SimReplica, SimRequest, StepResult
 
 COALESCE_S = 0.002
@@ -35,11 +37,12 @@ class EngineBusy(Overloaded):
 class Progress:
     """How far one sequence is."""
 
-    __slots__ = ("cached_tokens", "id", "is_aborted", "is_done", "job", "produced_tokens")
+    __slots__ = ("cached_tokens", "clocked", "id", "is_aborted", "is_done", "job", "produced_tokens")
 
-    def __init__(self, request: SimRequest, job: Job) -> None:
+    def __init__(self, request: SimRequest, job: Job, now_s: float) -> None:
         self.id = request.id
         self.job = job
+        self.clocked = Clocked(now_s, request.prompt_tokens)
         self.produced_tokens = 0
         self.cached_tokens = 0  # known once the sequence was admitted
         self.is_done = False
@@ -49,8 +52,8 @@ class Progress:
 class Job:
     """The sequences of one client request."""
 
-    def __init__(self, requests: Sequence[SimRequest]) -> None:
-        self.sequences = [Progress(request, self) for request in requests]
+    def __init__(self, requests: Sequence[SimRequest], now_s: float) -> None:
+        self.sequences = [Progress(request, self, now_s) for request in requests]
         self._news = asyncio.Event()
 
     @property
@@ -71,8 +74,9 @@ class Job:
 class Driver:
     """Owns the replica: everything that touches it goes through here."""
 
-    def __init__(self, replica: SimReplica, feed: EventFeed | None = None) -> None:
+    def __init__(self, replica: SimReplica, feed: EventFeed | None = None, *, max_model_len: int = 32_768) -> None:
         self.replica = replica
+        self.timings = Timings(max_model_len)
         self.feed = feed  # told what sequences say and what each step changes; None where nobody listens
         self.slowdown = 1.0  # multiplies the duration of every step
         self.is_stopping = False  # requests that come are aborted at once
@@ -106,7 +110,7 @@ class Driver:
         """
         if self.replica.waiting_count + len(requests) > QUEUE_LIMIT:
             raise EngineBusy
-        job = Job(requests)
+        job = Job(requests, time.monotonic())
         if self.feed is not None:
             for request, story in zip(requests, stories, strict=True):
                 self.feed.joined(request.id, story)
@@ -193,8 +197,10 @@ class Driver:
                 continue
             self._wake.clear()
             step = self.replica.begin()
+            began_s = time.monotonic()
             for request, cached_tokens in step.admitted.items():
-                self._live[request].cached_tokens = cached_tokens
+                admitted = self._live[request]
+                admitted.cached_tokens, admitted.clocked.admitted_s = cached_tokens, began_s
             due = max(due, loop.time()) + step.duration_s * self.slowdown
             delay = due - loop.time()
             await asyncio.sleep(delay if delay > COALESCE_S else 0)
@@ -209,11 +215,15 @@ class Driver:
         await self._wake.wait()
 
     def _deliver(self, result: StepResult) -> None:
+        now_s, timings = time.monotonic(), self.timings
         for request in result.produced:
             progress = self._live[request]
             progress.produced_tokens += 1
+            timings.token(progress.clocked, now_s)
             progress.job.notify()
         for request in result.finished:
-            self._gone(request).is_done = True
+            progress = self._gone(request)
+            progress.is_done = True
+            timings.finished(progress.clocked)
         if self.feed is not None:
             self.feed.stepped(result.events)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from kvroute.fake.timings import Timings
 from kvroute.sim.replica import SimReplica
 
 LABELS = ("engine", "model_name")
@@ -18,8 +19,9 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 class ReplicaMetrics(Collector):
     """Reads the replica whenever it is scraped."""
 
-    def __init__(self, replica: SimReplica, model: str) -> None:
+    def __init__(self, replica: SimReplica, timings: Timings, model: str) -> None:
         self._replica = replica
+        self._timings = timings
         self._labels = ("0", model)
         self._ended = dict.fromkeys(FINISH_REASONS, 0)
         self._started_s = time.time()  # this replica's, which may share its process with others
@@ -52,7 +54,12 @@ class ReplicaMetrics(Collector):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             family.add_metric(self._labels, value)
             yield family
+        yield from self._prompt_sources()
         yield self._success()
+        for name, text, histogram in self._timings.named():
+            timed = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            timed.add_metric(self._labels, buckets=histogram.cumulated(), sum_value=histogram.sum)
+            yield timed
         yield self._cache_config()
         yield GaugeMetricFamily(
             "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
@@ -62,6 +69,25 @@ class ReplicaMetrics(Collector):
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
         family.add_metric(self._labels, value)
         return family
+
+    def _prompt_sources(self) -> Iterator[Metric]:
+        """Count the tokens of admitted prompts by where they came from: computed, or found in the cache."""
+        counters = self._replica.counters
+        hits = counters.prefix_hits
+        found = CounterMetricFamily(
+            "vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", labels=LABELS
+        )
+        found.add_metric(self._labels, hits)
+        yield found
+        text = "Number of prompt tokens by source."
+        sources = CounterMetricFamily("vllm:prompt_tokens_by_source", text, labels=(*LABELS, "source"))
+        for source, tokens in (
+            ("local_compute", counters.prefix_queries - hits),
+            ("local_cache_hit", hits),
+            ("external_kv_transfer", 0),
+        ):
+            sources.add_metric((*self._labels, source), tokens)
+        yield sources
 
     def _success(self) -> Metric:
         family = CounterMetricFamily(

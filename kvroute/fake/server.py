@@ -79,7 +79,7 @@ def build_replica(
     if not 1 < context <= kv_tokens:
         raise ConfigError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
     feed = None if events is None else EventFeed(EventPublisher(events), block_size)
-    driver = Driver(SimReplica(pool, time=default_time(speed)), feed)
+    driver = Driver(SimReplica(pool, time=default_time(speed)), feed, max_model_len=context)
     replica = Replica(driver, Model(model, context), seed)
     app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors])
     app[REPLICA] = replica

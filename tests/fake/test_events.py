@@ -254,7 +254,7 @@ async def test_a_killed_replica_that_comes_back_on_its_ports_is_a_new_life(tmp_p
                 async with aiohttp.ClientSession(second.url) as again:
                     for number in range(5):
                         await complete(again, {"prompt": [number + 10] * 17, "max_tokens": 1})
-                await log.until(lambda: log.told and log.told[-1][1][0]["token_ids"][0] == 14)
+                await log.until(lambda: log.events[-1]["token_ids"][0] == 14)
             assert stream.sequence_counters.new_lives == 1
     life = log.told.index("new life")
     said = [batch[1][0]["token_ids"][0] for batch in log.told[life + 1 :]]
