@@ -20,7 +20,8 @@ import zmq.asyncio
 SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a larger one ends the connection
-SILENCE_S = 2.0  # an engine looks for questions ten times a second
+SILENCE_S = 2.0  # before an answer: an engine looks for questions ten times a second
+PAUSE_S = 0.5  # within an answer, which an engine sends in one go: the rest was dropped
 ANSWER_S = 60.0  # the longest answer
 WAKE_S = 0.1  # how soon an answer that nobody needs is abandoned
 AT_ONCE = 256  # messages read before others get their turn
@@ -67,7 +68,8 @@ async def _read(
     began_s = heard_s = time.monotonic()
     while not is_useless():
         now_s = time.monotonic()
-        if now_s - heard_s > silence_s or now_s - began_s > ANSWER_S:
+        patience_s = silence_s if heard_s == began_s else min(PAUSE_S, silence_s)
+        if now_s - heard_s > patience_s or now_s - began_s > ANSWER_S:
             return False
         if not await socket.poll(int(WAKE_S * 1000)):
             continue
