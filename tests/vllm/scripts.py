@@ -102,7 +102,7 @@ def simulate(script: Script) -> list[Round]:
 def _round(replica: SimReplica, script: dict[str, Any]) -> Round:
     for kind, value in script["ops"]:
         if kind == "add":
-            replica.add(_request_of(value, replica.pool.block_size))
+            replica.add(request_of(value, replica.pool.block_size))
         elif kind == "abort":
             replica.abort(RequestId(value))
         else:
@@ -118,7 +118,7 @@ def _round(replica: SimReplica, script: dict[str, Any]) -> Round:
         "produced": list(result.produced),
         "finished": list(result.finished),
         "admitted": dict(step.admitted),
-        "events": [_written(event) for event in result.events],
+        "events": [written(event) for event in result.events],
         "free": [block for block, _ in replica.pool.queue()],
         "usage": replica.pool.used_fraction,
         "running": list(replica.running),
@@ -132,12 +132,14 @@ def _round(replica: SimReplica, script: dict[str, Any]) -> Round:
     }
 
 
-def _request_of(value: dict[str, Any], block_size: int) -> SimRequest:
+def request_of(value: dict[str, Any], block_size: int) -> SimRequest:
+    """Make the request of a script's entry."""
     chain = chain_of(tokens_of(value["prompt"] + value["answer"]), block_size, ROOT)
     return SimRequest(RequestId(value["id"]), chain, len(value["prompt"]), len(value["answer"]), value["priority"])
 
 
-def _written(event: CacheEvent) -> list[Any]:
+def written(event: CacheEvent) -> list[Any]:
+    """Write one of our events in the form of scheduler_probe."""
     match event:
         case Stored(hashes, parent):
             return ["S", list(hashes), parent]
