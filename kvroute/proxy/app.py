@@ -30,9 +30,11 @@ from kvroute.proxy.admin import Admin
 from kvroute.proxy.catalogue import Catalogue
 from kvroute.proxy.dispatch import Dispatch, DispatchSettings
 from kvroute.proxy.feeds import Feeds, FeedSettings
+from kvroute.proxy.followers import EventSettings
 from kvroute.proxy.handler import Handler, HandlerSettings
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.listener import BACKLOG, Listener
+from kvroute.proxy.peers import Peers
 from kvroute.proxy.question import Asker
 from kvroute.proxy.sharing import Sharing
 from kvroute.proxy.stats import HandlerStats
@@ -55,6 +57,7 @@ class Doors(Struct):
 
     public: list[socket.socket]  # bound
     admin: str  # path of a Unix socket, made by the router
+    peers: Peers | None = None  # the other processes
 
 
 class Service:
@@ -115,6 +118,7 @@ class Service:
             checks_tokenizer=config.tokenizer_check,
             settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
             size=self._sizer(),
+            events=self._event_settings(),
         )
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
         upstream = Upstream(self._upstream_settings(), self._key_of())
@@ -129,9 +133,10 @@ class Service:
             stats=self.stats,
             fleet_changed=feeds.changed,
             settings=self._dispatch_settings(),
+            judge=feeds.judge,
         )
         handler = Handler(
-            asker=Asker(store.index, SeenWindow(), self.stats),
+            asker=Asker(store.index, SeenWindow(), self.stats, feeds.honesty),
             dispatch=dispatch,
             catalogue=catalogue,
             cards=self._cards,
@@ -167,6 +172,17 @@ class Service:
         self._stack.push_async_callback(store.close)
         log.info("store: %s", store.describe())
         return store
+
+    def _event_settings(self) -> EventSettings:
+        events = self.config.events
+        return EventSettings(
+            is_wanted=events.mode not in ("off", False),
+            is_required=events.mode in ("on", True),
+            endpoint=events.endpoint,
+            replay_endpoint=events.replay_endpoint,
+            topic=events.topic,
+            engines_dial=events.engines_dial,
+        )
 
     def _sizer(self) -> Callable[[ModelCard], Sized | None]:
         hardware = self.config.hardware
@@ -221,7 +237,7 @@ class Service:
         try:
             if self._doors is not None:
                 port = self._doors.public[0].getsockname()[1]
-                await listener.start_on(self._doors.public, tls)
+                listener.start_on(self._doors.public, self._doors.peers, tls)
             else:
                 port = await listener.start(listen.host, listen.port, tls)
         except OSError as error:
@@ -239,7 +255,14 @@ class Service:
     async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
         registry = self.registry
         registry.register(
-            Telemetry(fleet=self.fleet, handler=self.stats, feeds=feeds.stats, readers=feeds.readers, store=store.stats)
+            Telemetry(
+                fleet=self.fleet,
+                handler=self.stats,
+                feeds=feeds.stats,
+                readers=feeds.readers,
+                store=store.stats,
+                knowledge=feeds.knowledge,
+            )
         )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -249,6 +272,7 @@ class Service:
             sharing=sharing,
             registry=registry,
             describe_index=store.describe,
+            knowledge=feeds.knowledge,
             is_draining=lambda: self.is_stopping,
         )
         runner = web.AppRunner(admin.app(), access_log=None)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterable
-from pathlib import Path
-from socket import socket
 from typing import Any
 
 import aiohttp
@@ -32,28 +29,26 @@ class WorkerProcess:
         self._admin = admin
 
     @classmethod
-    async def start(
-        cls, post: Post, config: Config, sockets: Iterable[socket], directory: Path, *, verbose: bool
-    ) -> WorkerProcess:
+    async def start(cls, post: Post, assignment: Assignment, *, verbose: bool) -> WorkerProcess:
         """Start a process and give it its line.
 
         Raises:
             OSError: it cannot be started.
         """
-        fds, admin = tuple(each.fileno() for each in sockets), str(directory / f"{post.id}.sock")
+        lent = (*assignment.sockets, assignment.counts, assignment.inbox, *assignment.outboxes.values())
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvroute", "worker", *(("--verbose",) if verbose else ())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=fds,
+            pass_fds=lent,
             limit=LINE_BYTES_MAX,
             start_new_session=True,  # a Ctrl-C is for the supervisor, which lets requests end
         )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended already; that shows when it is listened to
-            process.stdin.write(line(Assignment(config=config, sockets=fds, admin=admin)))
+            process.stdin.write(line(assignment))
             await process.stdin.drain()
-        return cls(post, config, process, admin)
+        return cls(post, assignment.config, process, assignment.admin)
 
     @property
     def pid(self) -> int:

@@ -82,6 +82,10 @@ class Staff:
             self.current, self.trial = trial, None
             self._slots = {trial: self._slots[trial]}
 
+    def leaves(self, id: int) -> None:
+        """Note that a worker takes no requests any more and will end; its place is free."""
+        self._hires[id].is_leaving = True
+
     def ended(self, id: int, now_s: float) -> bool:
         """Note that a worker's process is gone; return whether nobody had asked it to."""
         hire = self._hires.pop(id)

@@ -32,8 +32,10 @@ from kvroute.proxy.address import cannot_listen, url_of
 from kvroute.workers.cores import workers_for
 from kvroute.workers.front import Front
 from kvroute.workers.process import WorkerProcess
+from kvroute.workers.shares import Shares
 from kvroute.workers.sockets import BACKLOG, Address, bind, claim
 from kvroute.workers.staff import Post, Staff
+from kvroute.workers.words import Assignment
 
 log = logging.getLogger("kvroute.workers")
 
@@ -60,6 +62,7 @@ class Supervisor:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, list[socket]] = {}  # of each slot
         self._addresses = claim_public(config)
+        self._shares = Shares()
         self._store_url: str | None = config.store.url
         self._server: EmbeddedServer | None = None
         self._news = asyncio.Event()
@@ -86,12 +89,15 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             self._directory = Path(tempfile.mkdtemp(prefix="kvroute-workers-"))
             stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            stack.callback(self._shares.close)
             await self._open_store(stack)
             admin_url = await self._listen_admin(stack)
             stack.push_async_callback(self._dismiss)
-            is_tls = self._first.proxy.tls_certificate is not None
-            url = url_of(self._first.listen.host, self._addresses[0][1][1], is_tls=is_tls)
-            await self._keep_staffed(f"kvroute serving on {url}, admin on {admin_url}")
+            await self._keep_staffed(f"kvroute serving on {self._public_url()}, admin on {admin_url}")
+
+    def _public_url(self) -> str:
+        is_tls = self._first.proxy.tls_certificate is not None
+        return url_of(self._first.listen.host, self._addresses[0][1][1], is_tls=is_tls)
 
     async def _keep_staffed(self, announcement: str) -> None:
         loop, announced = asyncio.get_running_loop(), False
@@ -122,16 +128,16 @@ class Supervisor:
         """Start a worker and listen to it until it is gone."""
         words, trouble, worker = "", "", None
         try:
-            config = self._for_workers(self._configs[post.generation])
-            worker = await WorkerProcess.start(
-                post, config, self._sockets_of(post.slot), self._directory, verbose=self._verbose
-            )
+            worker = await WorkerProcess.start(post, self._assignment(post), verbose=self._verbose)
             self._workers[post.id] = worker
             while said := await worker.hear():
                 words, trouble = said.metrics, said.error
                 if said.serves:
                     await self._front.welcome(worker)
                     self._served(post)
+                elif said.stops:
+                    self._staff.leaves(post.id)
+                    self._news.set()
             trouble = trouble or f"worker {worker.pid} ended with code {await worker.ended()}"
         except OSError as error:
             trouble = f"`workers`: no process can be started: {error}"
@@ -153,6 +159,8 @@ class Supervisor:
         self._tasks.pop(post.id, None)
         if worker is not None:
             self._front.retire(worker, words)
+        if not any(other.post.slot == post.slot for other in self._known(self._staff.serving())):
+            self._shares.leave(post.slot)
         was_trial = self._staff.trial
         if not self._staff.ended(post.id, asyncio.get_running_loop().time()):
             pass
@@ -222,9 +230,18 @@ class Supervisor:
             stack.push_async_callback(self._server.close)
             self._store_url = self._server.url
 
-    def _for_workers(self, config: Config) -> Config:
+    def _assignment(self, post: Post) -> Assignment:
+        config, shares = self._configs[post.generation], self._shares
         store = msgspec.structs.replace(config.store, url=self._store_url)
-        return msgspec.structs.replace(config, store=store)
+        return Assignment(
+            config=msgspec.structs.replace(config, store=store),
+            slot=post.slot,
+            sockets=tuple(each.fileno() for each in self._sockets_of(post.slot)),
+            counts=shares.counts,
+            inbox=shares.inbox(post.slot),
+            outboxes=shares.outboxes(set(range(workers_for(config))) - {post.slot}),
+            admin=str(self._directory / f"{post.id}.sock"),
+        )
 
     def _sockets_of(self, slot: int) -> list[socket]:
         if slot not in self._sockets:

@@ -17,7 +17,11 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """The supervisor's one line. Keys are in it, which is why it is no argument of the command."""
 
     config: Config
+    slot: int
     sockets: tuple[int, ...]  # file descriptors, bound to the public address
+    counts: int  # file descriptor of the counts of connections
+    inbox: int  # file descriptors of the ways between workers
+    outboxes: dict[int, int]  # slot -> file descriptor
     admin: str  # path of the Unix socket on which to answer the supervisor
 
 
@@ -25,6 +29,7 @@ class Said(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a worker."""
 
     serves: bool = False  # requests are taken from now on
+    stops: bool = False  # none is taken any more
     error: str = ""  # why it does not start
     metrics: str = ""  # its last words: all that it counted
 

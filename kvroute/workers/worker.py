@@ -24,6 +24,7 @@ from prometheus_client import generate_latest
 
 from kvroute.errors import ConfigError
 from kvroute.proxy.app import Doors, Service
+from kvroute.workers.shares import peers_of
 from kvroute.workers.words import Assignment, Said, line
 
 END_S = 5.0  # beyond the time for requests to end
@@ -52,7 +53,9 @@ async def _work(assignment: Assignment, output: int) -> int:
 
     limit_s = assignment.config.drain_timeout_s + END_S
     threading.Thread(target=_watch, args=(orphaned, tell_loop, limit_s), daemon=True).start()
-    service = Service(assignment.config, Doors([socket(fileno=fd) for fd in assignment.sockets], assignment.admin))
+    peers = peers_of(assignment.slot, assignment.counts, assignment.inbox, assignment.outboxes)
+    doors = Doors([socket(fileno=fd) for fd in assignment.sockets], assignment.admin, peers)
+    service = Service(assignment.config, doors)
     try:
         await service.start()
     except ConfigError as error:
@@ -61,6 +64,7 @@ async def _work(assignment: Assignment, output: int) -> int:
     try:
         _say(output, Said(serves=True))
         await stopped.wait()
+        _say(output, Said(stops=True))
     finally:
         await service.stop()
         _tidy(Path(assignment.admin), is_last=orphaned.is_set())

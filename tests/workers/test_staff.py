@@ -127,3 +127,12 @@ def test_all_are_dismissed():
     assert staff.step(1.1) == Orders()
     assert not staff.ended(1, 2.0)
     assert staff.serving() == []
+
+
+def test_whoever_leaves_by_himself_is_replaced_before_he_is_gone():
+    """A worker that somebody asked to end takes no more connections, so its place is free while it finishes."""
+    staff = serving(2)
+    staff.leaves(1)
+    assert staff.step(1.0) == Orders(start=(Post(3, 0, 0),))
+    assert not staff.ended(1, 9.0)
+    assert staff.step(9.0) == Orders()

@@ -11,7 +11,15 @@ from kvroute.workers.words import Assignment, Said, line
 def test_settings_survive_the_way():
     """All settings, keys included, arrive as they were."""
     overrides = {"replicas": [{"url": "http://a:1", "api_key": "secret"}], "tenants.keys": {"team": "key"}}
-    told = Assignment(config=load(None, env={}, overrides=overrides), sockets=(7, 8), admin="/tmp/x")
+    told = Assignment(
+        config=load(None, env={}, overrides=overrides),
+        slot=1,
+        sockets=(7, 8),
+        counts=9,
+        inbox=10,
+        outboxes={0: 11, 1: 12},
+        admin="/tmp/x",
+    )
     assert msgspec.json.decode(line(told), type=Assignment) == told
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvroute.config import load
-from kvroute.workers.sockets import bind, claim
-from kvroute.workers.words import Assignment, line
+from kvroute.workers.words import line
 from tests.processes import KVROUTE, SimulatedReplica
+from tests.workers.lent import lent
 
 ENDS_S = 20.0
 
@@ -24,22 +23,13 @@ ENDS_S = 20.0
 @contextmanager
 def worker(replica: SimulatedReplica, directory: Path, **overrides: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start one that is given a socket and a store in memory."""
-    given = {"replicas": [{"url": replica.url}], "store.kind": "memory", **overrides}
-    (public,) = bind(claim("127.0.0.1", 0))
-    with public:
-        fd = public.fileno()
+    with lent(replica, directory, **overrides) as told:
+        fds = [*told.sockets, told.counts, told.inbox, *told.outboxes.values()]
         process = subprocess.Popen(
-            [*KVROUTE, "worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[fd],
+            [*KVROUTE, "worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=fds
         )
         try:
-            assignment = Assignment(
-                config=load(None, env={}, overrides=given), sockets=(fd,), admin=str(directory / "1.sock")
-            )
-            process.stdin.write(line(assignment))
+            process.stdin.write(line(told))
             process.stdin.flush()
             yield process
         finally:
@@ -52,6 +42,7 @@ def test_serves_and_says_its_last_words(replica, tmp_path):
     with worker(replica, tmp_path) as process:
         assert json.loads(process.stdout.readline()) == {"serves": True}
         process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stdout.readline()) == {"stops": True}
         assert "kvroute_requests_active 0.0" in json.loads(process.stdout.readline())["metrics"]
         assert process.wait(ENDS_S) == 0
         assert list(tmp_path.iterdir()) == []
