@@ -104,9 +104,10 @@ def _service(load: Callable[[], Config], settings: Config, verbose: bool) -> Cor
 @click.option("-v", "--verbose", is_flag=True)
 def worker(verbose: bool) -> None:
     """Be one of the processes of `kvroute serve`, which says on the standard input what to do."""
+    from kvroute.workers.log import LineHandler
     from kvroute.workers.worker import main as work
 
-    _log_to_stderr(verbose)
+    _log_to_stderr(verbose, LineHandler)
     sys.exit(work())
 
 
@@ -181,9 +182,9 @@ def _overrides(urls: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _log_to_stderr(verbose: bool) -> None:
+def _log_to_stderr(verbose: bool, handler: Callable[[], logging.Handler] = logging.StreamHandler) -> None:
     level = logging.DEBUG if verbose else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(handlers=[handler()], level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     requests = logging.getLogger("kvroute.requests")  # lines of JSON that carry their own time
-    requests.addHandler(logging.StreamHandler(sys.stderr))
+    requests.addHandler(handler())
     requests.propagate = False
