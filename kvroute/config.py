@@ -142,6 +142,24 @@ class FeedSettings(Settings, frozen=True):
     healthy_after: Count = 1
 
 
+class EventSettings(Settings, frozen=True):
+    """Whether replicas' KV events are followed, and where they are published."""
+
+    mode: Literal["auto", "on", "off"] | bool = "auto"  # YAML reads on and off as booleans
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+    topic: str = ""
+    engines_dial: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "replay_endpoint"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"tcp://[^\s:]+(:[^\s:]+)*:\d{1,5}", value):
+                raise ValueError(f"{name} is {value!r}; write tcp://HOST:PORT, or tcp://*:PORT as the engine has it")
+        if self.replay_endpoint is not None and self.endpoint is None:
+            raise ValueError("replay_endpoint is set, endpoint is not; name both as --kv-events-config has them")
+
+
 class Config(Settings, frozen=True):
     """The whole file."""
 
@@ -156,6 +174,7 @@ class Config(Settings, frozen=True):
     proxy: ProxySettings = ProxySettings()
     tenants: TenantSettings = TenantSettings()
     feeds: FeedSettings = FeedSettings()
+    events: EventSettings = EventSettings()
     workers: Annotated[int, Meta(ge=1, le=64)] | None = None
     drain_timeout_s: Seconds = 30.0
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from kvroute.kv.block_tree import TIERS
 from kvroute.kv.cells import Changes
 from kvroute.kv.chain import PrefixChain
 from kvroute.kv.engine_hashes import EngineHashes
@@ -34,6 +36,8 @@ class Stream(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    def rewind(self, position: Position | None) -> None: ...
 
 
 class FeedCounters(Struct):
@@ -147,6 +151,24 @@ class EventFeed:
         """A request found so many blocks of its chain in the cache."""
         self.table.delivered(chain, held_blocks)
         self.changed()
+
+    def rebuild(self) -> None:
+        """Begin the table anew with what the engine still tells: what it delivered was not what the table said."""
+        if self._stream is not None:
+            self.table.clear()
+            self._stream.rewind(None)
+
+    def describe(self) -> dict[str, Any]:
+        """Return counts for an operator."""
+        table = self.table
+        reached = {tier: len(cells) for tier, cells in zip(TIERS, table.tree.cells, strict=True) if cells}
+        return {
+            "blocks": reached,
+            "remembered": len(table),
+            "suspects": table.suspects,
+            **msgspec.structs.asdict(self.counters),
+            "of_blocks": msgspec.structs.asdict(table.counters),
+        }
 
     def take(self) -> list[Changes]:
         """Return what changed since the last time."""

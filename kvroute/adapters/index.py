@@ -44,6 +44,11 @@ class Match(Struct, frozen=True):
     slower: tuple[tuple[Holding, ...], ...] = ()  # per chain, for each slower tier: leading blocks that it and faster
     # tiers hold together, of replicas with such a tier. Empty where there is none
 
+    def held(self, chain: int, replica: ReplicaId) -> int:
+        """Return how many leading blocks of a chain, by its place, a replica holds on any tier."""
+        tiers = (self.holdings[chain : chain + 1], *self.slower[chain : chain + 1])
+        return max((holding.get(replica, 0) for tier in tiers for holding in tier), default=0)
+
 
 class IndexStats(Struct):
     """What an index did since it was made. Plain counters; telemetry reads them."""
@@ -94,6 +99,9 @@ class Index(Protocol):
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that a request found so many blocks of its chain in the cache: of use where events were lost."""
 
+    def is_exact(self, replica: ReplicaId) -> bool:
+        """Whether a member's own events say what it holds."""
+
 
 class MemoryIndex:
     """The index of one router alone: one Residency per replica, fed by what was sent to it.
@@ -130,6 +138,10 @@ class MemoryIndex:
         """Note what a request found in the cache."""
         if replica in self._feeds:
             self._feeds[replica][0].delivered(chain, held_blocks)
+
+    def is_exact(self, replica: ReplicaId) -> bool:
+        """Whether a member's own events say what it holds."""
+        return replica in self._feeds and self._feeds[replica][0].is_exact
 
     def _unfollow(self, replica: ReplicaId) -> None:
         if feed := self._feeds.pop(replica, None):

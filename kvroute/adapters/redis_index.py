@@ -123,6 +123,7 @@ class RedisIndex:
             self._upkeep.events.orphan(member)
             member.writer = EventWriter(feed)
             member.promised = Promised(feed.capacity_blocks)
+            shard.is_followed = True
             self._upkeep.wake()
 
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
@@ -229,7 +230,7 @@ class RedisIndex:
             if self._unsent:
                 self._add_unsent(shards, chains, holdings)
         for shard in shards:
-            if shard.fed:
+            if shard.is_followed:
                 _add_promises(shard, chains, holdings)
         return tuple(holdings)
 
@@ -334,7 +335,7 @@ def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[di
     """Add what this router has just sent to replicas whose events have yet to say that they hold it."""
     now_s = time.monotonic()
     for member in shard.members.values():
-        if member.promised is None or not shard.is_fed(member):
+        if member.promised is None:
             continue
         for chain, holding in zip(chains, holdings, strict=True):
             blocks = member.promised.held(chain, now_s)

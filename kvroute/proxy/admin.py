@@ -31,6 +31,7 @@ class Admin:
         sharing: Sharing,
         registry: CollectorRegistry,
         describe_index: Callable[[], str],
+        knowledge: Callable[[], list[dict[str, Any]]],
         is_draining: Callable[[], bool],
     ) -> None:
         self._fleet = fleet
@@ -38,6 +39,7 @@ class Admin:
         self._sharing = sharing
         self._registry = registry
         self._describe_index = describe_index
+        self._knowledge = knowledge
         self._is_draining = is_draining
 
     def app(self) -> web.Application:
@@ -51,6 +53,7 @@ class Admin:
                 web.get("/metrics", self.metrics),
                 web.get("/admin/hit-rate", self.hit_rate),
                 web.get("/admin/replicas", self.replicas),
+                web.get("/admin/index", self.index),
                 web.post("/admin/drain", self.drain),
                 web.post("/admin/undrain", self.undrain),
             ]
@@ -86,6 +89,10 @@ class Admin:
     async def replicas(self, _request: web.Request) -> web.Response:
         """List the replicas as this router sees them."""
         return _json({"index": self._describe_index(), "replicas": [describe(state) for state in self._fleet.states()]})
+
+    async def index(self, _request: web.Request) -> web.Response:
+        """Say where what is known of each replica's cache comes from, and how right it was of late."""
+        return _json({"index": self._describe_index(), "replicas": self._knowledge()})
 
     async def drain(self, request: web.Request) -> web.Response:
         """Send a replica no new requests; those under way go on."""

@@ -24,6 +24,7 @@ from kvroute.adapters.connection import Answer
 from kvroute.adapters.index import Index
 from kvroute.adapters.upstream import Upstream
 from kvroute.errors import NoReplica, ReplicaFailed
+from kvroute.kv.prompt import Prompt
 from kvroute.proxy import headers
 from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.learn import Learner
@@ -87,6 +88,7 @@ class Dispatch:
         stats: HandlerStats,
         fleet_changed: asyncio.Event,
         settings: DispatchSettings,
+        judge: Callable[[ReplicaId, Prompt, int, int], None] = lambda replica, prompt, held_blocks, cached_tokens: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -99,6 +101,7 @@ class Dispatch:
         self._stats = stats
         self._fleet_changed = fleet_changed
         self._settings = settings
+        self._judge = judge
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -151,7 +154,7 @@ class Dispatch:
         while True:
             now_s = self._clock()
             try:
-                lease = self._router.place(question.demand, question.hits, now_s, avoid)
+                lease = self._router.place(question.demand, question.hits, now_s, avoid, question.stored)
                 return await self._confirmed(question, avoid, lease) if lease.reserve_tokens else lease
             except NoReplica:
                 until_s = until_s or now_s + self._settings.no_replica_wait_s
@@ -178,9 +181,11 @@ class Dispatch:
             refused.add(lease.replica.id)
             self._stats.refused_reservations += 1
             try:
-                lease = self._router.place(question.demand, question.hits, self._clock(), avoid | refused)
+                lease = self._router.place(
+                    question.demand, question.hits, self._clock(), avoid | refused, question.stored
+                )
             except NoReplica:
-                return self._router.place(question.demand, question.hits, self._clock(), avoid)
+                return self._router.place(question.demand, question.hits, self._clock(), avoid, question.stored)
         return lease
 
     async def _is_confirmed(self, lease: Lease) -> bool:
@@ -258,7 +263,11 @@ class Dispatch:
             errand.visit.ended("failed", delivery.failure.message)
         if errand.exchange.status != 200:
             return
-        self._account.add(entry_of(lease, question, delivery.usage), self._wall_clock())
+        entry = entry_of(lease, question, delivery.usage)
+        self._account.add(entry, self._wall_clock())
+        if entry.delivered is not None and question.demand.exact and errand.inference.reads_cache:
+            held_blocks = question.match.held(0, lease.replica.id)
+            self._judge(lease.replica.id, question.prompts[0], held_blocks, entry.delivered)
         if delivery.failure is None and len(question.prompts) == 1 and (delivery.events or delivery.text):
             reader = question.served.entry.reader
             self._learner.learn(lease.replica.id, reader, question.prompts[0], question.root, delivery)

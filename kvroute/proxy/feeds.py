@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -24,8 +25,11 @@ from kvroute.adapters.tls import session_tls
 from kvroute.adapters.tokens import PromptReader, open_reader
 from kvroute.adapters.vllm_metrics import Page
 from kvroute.errors import ConfigError, ReplicaBroke, ReplicaFailed
+from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
+from kvroute.proxy.followers import EventSettings, Followers
 from kvroute.routing.fleet import Fleet
+from kvroute.routing.honesty import Honesty, Record
 from kvroute.routing.replica import ModelCard, Replica, ReplicaId
 
 log = logging.getLogger("kvroute.feeds")
@@ -89,9 +93,13 @@ class Feeds:
         checks_tokenizer: bool = True,
         settings: FeedSettings,
         size: Callable[[ModelCard], Sized | None] = lambda card: None,
+        events: EventSettings | None = None,
+        honesty: Honesty | None = None,
     ) -> None:
         self.stats = FeedStats()
         self.readers: dict[str, PromptReader] = {}
+        self.followers = Followers(index, events or EventSettings(is_wanted=False))
+        self.honesty = honesty or Honesty()
         self._fleet = fleet
         self._index = index
         self._catalogue = catalogue
@@ -175,6 +183,37 @@ class Feeds:
 
         return ask
 
+    async def follow(self, client: ReplicaClient, replica: Replica, blocks: int) -> None:
+        """Follow a replica's KV events; chunks of text have nothing in common with an engine's tokens."""
+        model = base_models(replica.cards)[0].name
+        if self.readers[model].mode != "approximate":
+            await self.followers.follow(client, replica, model, replica.block_size or BLOCK_SIZE_UNKNOWN, blocks)
+
+    def judge(self, replica: ReplicaId, prompt: Prompt, held_blocks: int, cached_tokens: int) -> None:
+        """Compare what the index said about an answered request with what the engine found in its cache."""
+        self._index.delivered(replica, prompt.chain, cached_tokens // prompt.block_size)
+        predicted = min(held_blocks, prompt.hit_limit_blocks) * prompt.block_size
+        if self.honesty.observe(replica, predicted, cached_tokens):
+            share = self.honesty.records[replica].share
+            log.warning(
+                "%s delivers %.0f %% of the hits that the index predicts: it counts for less", replica, 100 * share
+            )
+            self.followers.rebuild(replica)
+
+    def knowledge(self) -> list[dict[str, Any]]:
+        """Return, for each replica, where what is known of its cache comes from, and how right that was."""
+        return [
+            {"replica": id, **self.followers.describe(id), **_record(self.honesty.records.get(id))}
+            for watcher in self._watchers
+            for id in watcher.known
+        ]
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Forget what a replica held: it has left, or restarted."""
+        self._index.leave(replica)
+        self.followers.leave(replica)
+        self.honesty.forget(replica)
+
     def publish(self) -> None:
         """Rebuild the catalogue from the replicas that are known."""
         served: dict[str, ServedModel] = {}
@@ -203,6 +242,16 @@ class Feeds:
             entry = known.entry
         names = {base.name: ServedModel(entry) for base in bases}
         return names | {card.name: ServedModel(entry, card.name) for card in replica.cards if card.parent is not None}
+
+
+def _record(record: Record | None) -> dict[str, Any]:
+    record = record or Record()
+    return {
+        "predicted_tokens": round(record.predicted),
+        "delivered_tokens": round(record.delivered),
+        "delivered_unpredicted_tokens": round(record.unpredicted),
+        "distrusted": record.is_distrusted,
+    }
 
 
 class Watcher:
@@ -293,7 +342,7 @@ class Watcher:
             self._feeds.stats.restarts += 1
             log.info("%s was restarted: its cache is empty", self.url)
             for id in self.known:
-                self._index.leave(id)
+                self._feeds.forget(id)
             self.known.clear()
         self._life = page
         await self._sync(page, now)
@@ -306,7 +355,7 @@ class Watcher:
             if id not in self.known or self.known[id][0] != replica:
                 changed |= await self._admit(replica, now)
         for id in self.known.keys() - found.keys():
-            self._index.leave(id)
+            self._feeds.forget(id)
             self._fleet.leave(id)
             del self.known[id]
             changed = True
@@ -314,6 +363,7 @@ class Watcher:
             self._feeds.publish()
         for report, id in zip(page.engines, found, strict=False):
             self._fleet.report(id, report.load, now)
+            self._feeds.followers.observe(id, report.load, now)
 
     async def _admit(self, replica: Replica, now: float) -> bool:
         namespace = await self._feeds.namespace(replica)
@@ -322,6 +372,7 @@ class Watcher:
         tokens = self._feeds.capacity_tokens(replica)
         blocks = (tokens or CAPACITY_UNKNOWN_TOKENS) // (replica.block_size or BLOCK_SIZE_UNKNOWN)
         self._index.join(replica.id, namespace, blocks)
+        await self._feeds.follow(self.client, replica, blocks)
         self.known[replica.id] = (replica, namespace)
         self._fleet.join(msgspec.structs.replace(replica, capacity_tokens=tokens), now)
         log.info(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -13,7 +13,8 @@ from kvroute.proxy.catalogue import ServedModel
 from kvroute.proxy.openai import Inference
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.demand import Demand
-from kvroute.routing.replica import ReplicaId
+from kvroute.routing.honesty import Honesty
+from kvroute.routing.replica import Holding, ReplicaId
 from kvroute.routing.seen import SeenWindow
 
 NOTHING_HELD = Match(holdings=(), source="index")
@@ -27,6 +28,9 @@ class Question(Struct, frozen=True):
     prompts: tuple[Prompt, ...]  # in the order of the request; empty where they were not understood
     demand: Demand
     hits: Mapping[ReplicaId, int]  # prompt tokens that each replica need not compute
+    stored: Mapping[
+        ReplicaId, int
+    ]  # of those with slower tiers, what they have on any; where it is more than in `hits`
     match: Match
     seen_tokens: int  # of the prompts, that went through this deployment before
 
@@ -39,7 +43,8 @@ class Question(Struct, frozen=True):
 class Asker:
     """Turns requests into questions."""
 
-    def __init__(self, index: Index, seen: SeenWindow, stats: HandlerStats) -> None:
+    def __init__(self, index: Index, seen: SeenWindow, stats: HandlerStats, honesty: Honesty | None = None) -> None:
+        self._honesty = honesty or Honesty()
         self._index = index
         self._seen = seen
         self._stats = stats
@@ -57,9 +62,12 @@ class Asker:
             stats.local_lookups += match.source == "local"
         stats.unread_prompts += not prompts
         hits: dict[ReplicaId, int] = {}
+        stored: dict[ReplicaId, int] = {}
         seen_tokens = 0
         if inference.reads_cache:
-            hits = hits_of(prompts, match)
+            hits = self._honesty.discounted(hits_of(prompts, match.holdings))
+            if match.slower:
+                stored = self._honesty.discounted(hits_of(prompts, [tiers[-1] for tiers in match.slower]))
             seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more
         return Question(
             served=served,
@@ -67,6 +75,7 @@ class Asker:
             prompts=prompts,
             demand=demand_of(inference, served, prompts, tenant),
             hits=hits,
+            stored=stored,
             match=match,
             seen_tokens=seen_tokens,
         )
@@ -92,10 +101,10 @@ def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, 
     )
 
 
-def hits_of(prompts: tuple[Prompt, ...], match: Match) -> dict[ReplicaId, int]:
+def hits_of(prompts: tuple[Prompt, ...], holdings: Iterable[Holding]) -> dict[ReplicaId, int]:
     """Return for every replica how many prompt tokens it need not compute, summed over the chains."""
     hits: dict[ReplicaId, int] = {}
-    for prompt, holding in zip(prompts, match.holdings, strict=False):
+    for prompt, holding in zip(prompts, holdings, strict=False):
         limit, size = prompt.hit_limit_blocks, prompt.block_size
         for replica, blocks in holding.items():
             hits[replica] = hits.get(replica, 0) + min(blocks, limit) * size

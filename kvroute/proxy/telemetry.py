@@ -6,6 +6,7 @@ That keeps counting off the way of a request: a labelled counter of the official
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -45,6 +46,23 @@ READER_COUNTERS = {
     "ask_failures": "Prompts about which no replica gave a usable answer",
     "approximated": "Prompts hashed as chunks of text",
 }
+EVENT_FIGURES: dict[str, tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, tuple[str, ...]]] = {
+    "distrusted": (GaugeMetricFamily, "1 while a replica delivers less than predicted", ("distrusted",)),
+    "gpu_blocks": (GaugeMetricFamily, "Blocks that can be hit on the GPU; of streams owned here", ("blocks", "GPU")),
+    "suspect_blocks": (GaugeMetricFamily, "Blocks that may be gone, after lost events", ("suspects",)),
+    "batches": (CounterMetricFamily, "Batches of events taken in", ("batches",)),
+    "gaps": (CounterMetricFamily, "Times that batches were lost for good", ("gaps",)),
+    "malformed": (CounterMetricFamily, "Batches that could not be read", ("malformed",)),
+    "lives": (CounterMetricFamily, "Restarts seen in the stream", ("lives",)),
+    "stored_blocks": (CounterMetricFamily, "Blocks stored", ("of_blocks", "stored")),
+    "removed_blocks": (CounterMetricFamily, "Blocks removed", ("of_blocks", "removed")),
+    "unknown_parents": (
+        CounterMetricFamily,
+        "Blocks below one that was never heard of",
+        ("of_blocks", "unknown_parents"),
+    ),
+    "mismatched_blocks": (CounterMetricFamily, "Blocks of another size", ("of_blocks", "mismatches")),
+}
 STORE_GAUGES = {"owned_replicas", "blocks", "ledger_routers"}  # the store's other figures only grow
 
 
@@ -59,12 +77,14 @@ class Telemetry(Collector):
         feeds: FeedStats,
         readers: Mapping[str, PromptReader],
         store: Callable[[], Mapping[str, int]],
+        knowledge: Callable[[], list[dict[str, Any]]] = lambda: [],
     ) -> None:
         self._fleet = fleet
         self._handler = handler
         self._feeds = feeds
         self._readers = readers
         self._store = store
+        self._knowledge = knowledge
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric."""
@@ -72,6 +92,7 @@ class Telemetry(Collector):
         yield from self._of_replicas()
         yield from self._of_readers()
         yield from _counters("feeds", self._feeds, "Watching replicas")
+        yield from self._of_events()
         for name, value in self._store().items():
             kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
             yield kind(f"kvroute_{_prefixed(name)}", f"Shared store: {name.replace('_', ' ')}", value)
@@ -96,6 +117,22 @@ class Telemetry(Collector):
             for state in states:
                 gauge.add_metric([state.replica.id], float(read(state)))
             yield gauge
+
+    def _of_events(self) -> Iterable[Metric]:
+        rows = self._knowledge()
+        state = GaugeMetricFamily("kvroute_events", "What a replica's KV events are worth", labels=["replica", "state"])
+        for row in rows:
+            state.add_metric([row["replica"], row["events"]], 1)
+        yield state
+        for name, (kind, text, path) in EVENT_FIGURES.items():
+            metric = kind(f"kvroute_events_{name}", text, labels=["replica"])
+            for row in rows:
+                value: Any = row
+                for key in path:
+                    value = value.get(key) if isinstance(value, dict) else None
+                if value is not None:
+                    metric.add_metric([row["replica"]], float(value))
+            yield metric
 
     def _of_readers(self) -> Iterable[Metric]:
         mode = GaugeMetricFamily(

@@ -27,6 +27,12 @@ class SpokenStream:
         if self in self.engine.listeners:
             self.engine.listeners.remove(self)
 
+    def rewind(self, position: Position | None) -> None:
+        """Say again what came after a position, as far as the engine keeps it."""
+        after = position.seq if position else -1
+        for seq in range(max(after + 1, self.engine.kept_from), len(self.engine.batches)):
+            self.hear(seq)
+
     def hear(self, seq: int) -> None:
         payload = self.engine.batches[seq]
         self.position = Position(seq, digest_of(payload))

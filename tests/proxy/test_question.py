@@ -50,7 +50,7 @@ def test_hits_are_summed_over_prompts():
     """A replica's hits are those of all prompts together, each up to what an engine can reuse."""
     prompts = (prompt(16), prompt(9, 100))
     match = Match(({R0: 4, R1: 1}, {R0: 2}), "index")
-    assert hits_of(prompts, match) == {R0: 3 * SIZE + 2 * SIZE, R1: SIZE}  # of exactly k blocks at most k - 1 hit
+    assert hits_of(prompts, match.holdings) == {R0: 3 * SIZE + 2 * SIZE, R1: SIZE}  # of exactly k blocks at most k - 1 hit
 
 
 def test_demand(parts: Parts):
