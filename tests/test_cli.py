@@ -1,5 +1,6 @@
 """The command line: help, refusals in one line, and settings as they would be used."""
 
+import signal
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvroute.cli import main
+from tests.processes import Router, descendants
 
 
 def run(*arguments):
@@ -56,3 +58,12 @@ def test_help_is_quick():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_single_process_survives_a_hang_up(tmp_path):
+    """SIGHUP, which makes several workers read their settings again, says of a single one that it does not."""
+    with Router("--index", "memory", "http://127.0.0.1:9", log=tmp_path / "router.log", workers=None) as router:
+        router.signal(signal.SIGHUP)
+        router.said("a single process keeps its settings")
+        assert descendants(router.pid) == set()
+        assert router.stop() == 0

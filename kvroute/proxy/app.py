@@ -295,6 +295,9 @@ async def run(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
+    loop.add_signal_handler(
+        signal.SIGHUP, log.warning, "a single process keeps its settings; restart it, or use `workers`"
+    )
     service = Service(config)
     await service.start()
     try:
