@@ -121,8 +121,26 @@ async def test_endless_trailers_are_cut_off():
         (b"HTTP/1.1 200 OK\r\nContent-Le", ReplicaBroke),
         (b"220 smtp.example ready\r\n", ReplicaBroke),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * HEAD_LIMIT_BYTES, ReplicaBroke),
+        (b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ReplicaBroke),
+        (
+            b"HTTP/1.1 103 Early Hints\r\nContent-Length: 2\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            ReplicaBroke,
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", ReplicaBroke),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc", ReplicaBroke),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\t\r\n\r\n0\r\n\r\n", ReplicaBroke),
     ],
-    ids=["nothing", "half a head", "not HTTP", "endless head"],
+    ids=[
+        "nothing",
+        "half a head",
+        "not HTTP",
+        "endless head",
+        "an empty line before it",
+        "hints with a body",
+        "chunked twice",
+        "another coding",
+        "a coding that only looks like chunked",
+    ],
 )
 async def test_no_head(sent: bytes, error: type[Exception]):
     """Without a sound head there is no answer, and the error says how far the replica came."""
@@ -134,6 +152,33 @@ async def test_no_head(sent: bytes, error: type[Exception]):
     with pytest.raises(error, match="r0"):
         async with asked(script):
             pass
+
+
+async def test_trailers_that_claim_a_body():
+    """A coding behind the last chunk makes the whole answer unsound, although all of its body was read."""
+
+    async def script(turn: Turn) -> None:
+        await turn.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
+        await turn.send(b"0\r\nTransfer-Encoding: gzip\r\n\r\n")
+
+    async with asked(script) as (answer, _):
+        assert await answer.read() == b"ok"
+        with pytest.raises(ReplicaBroke, match="not HTTP"):
+            await answer.read()
+
+
+async def test_an_old_connection_is_not_used_again():
+    """HTTP/1.0 is taken at its word that it closes, whatever else it says."""
+
+    async def script(turn: Turn) -> None:
+        await turn.send(b"HTTP/1.0 200 OK\r\nConnection: close, keep-alive\r\nContent-Length: 2\r\n\r\nok")
+        await turn.client_left()
+
+    async with asked(script) as (answer, server):
+        assert await whole(answer) == b"ok"
+        async with asyncio.timeout(5):
+            while server.turns[0].reader.at_eof() is False:
+                await asyncio.sleep(0.01)
 
 
 async def test_silence_before_the_first_byte():

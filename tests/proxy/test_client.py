@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -182,6 +183,26 @@ async def test_chunks():
             await asyncio.sleep(0.005)
         assert (await talk.answer())[2] == b"abc0123456789"
         assert (await talk.answer())[0] == 200
+
+
+async def test_trailers_that_claim_a_body():
+    """A coding behind the last chunk is refused: somebody before this router may have believed it."""
+    async with listening() as it, it.talk(CHUNKED + b"2\r\nok\r\n0\r\nTransfer-Encoding: gzip\r\n\r\n" + GET) as talk:
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):  # the echo has no answer for broken bodies
+            await talk.answer()
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["in one piece", "in two"])
+async def test_an_upgrade_behind_an_upgrade(split: bool):
+    """Behind a request whose upgrade was declined nothing is read, not even another offer."""
+    offer = b"\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"
+    first, second = POST.replace(b"\r\n\r\n", offer), GET.replace(b"\r\n\r\n", offer)
+    async with listening() as it, it.talk(first if split else first + second) as talk:
+        assert (await talk.answer())[2] == b"hello"
+        if split:
+            talk.say(second)
+        with suppress(ConnectionError):
+            assert await talk.rest() == b""
 
 
 async def test_endless_trailers():
