@@ -1,0 +1,93 @@
+"""The router that listens to the engines' events dies; the other one goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import redis
+
+from tests.admin import fetch, until
+from tests.observer import Observer, cells_in, cells_of, replayed
+from tests.processes import Router, SimulatedReplica, Valkey
+
+REPLICA = ("--kv-tokens", "4096", "--block-size", "16", "--speed", "20", "--kv-events", "tcp://*:0")
+REPLAY = ("--kv-events-replay", "tcp://*:0")
+OWNED_S = 3.0  # by the other router, after a kill
+
+
+def rows(router: Router) -> dict[str, dict[str, Any]]:
+    return {row["replica"]: row for row in json.loads(fetch(router.admin + "/admin/index"))["replicas"]}
+
+
+def owned(router: Router) -> set[str]:
+    return {replica for replica, row in rows(router).items() if row.get("owner") and row["events"] == "exact"}
+
+
+def observed(replica: str, model: str) -> Observer:
+    sources = json.loads(fetch(replica + "/kv_event_sources"))
+    return Observer(model).see(replayed(urlsplit(sources["0"]["replay_endpoint"].replace("*", "localhost")).port))
+
+
+def disagreement(store: redis.Redis, replica: str, model: str) -> tuple[int, int]:
+    """Count the blocks that only the index, and only the engine says to be held."""
+    expected, found = cells_of(observed(replica, model).chains()), cells_in(store, replica)
+    return len(found - expected), len(expected - found)
+
+
+async def load(url: str, model: str, requests: int, seed: int) -> list[int]:
+    """Send prompts that share beginnings, eight at a time, and return the statuses."""
+    rng, left, statuses = random.Random(seed), iter(range(requests)), []
+    async with aiohttp.ClientSession(url) as session:
+
+        async def client() -> None:
+            for _ in left:
+                which = rng.randrange(30)
+                ids = [which % 5 * 1000 + i for i in range(64)] + [
+                    which * 100 + i for i in range(rng.randrange(17, 400))
+                ]
+                body = {"model": model, "prompt": ids, "max_tokens": 20, "ignore_eos": True}
+                async with session.post("/v1/completions", json=body) as answer:
+                    await answer.read()
+                    statuses.append(answer.status)
+
+        await asyncio.gather(*[client() for _ in range(8)])
+    return statuses
+
+
+def test_a_killed_owner_is_replaced_and_nothing_is_missed(tmp_path: Path) -> None:
+    """Two routers share three replicas' streams. One is killed under load: the other owns all within seconds, the index
+    holds what the engines hold, and no request of the other router fails."""
+    valkey = Valkey(tmp_path / "valkey.log")
+    replicas = [SimulatedReplica(*REPLICA, *REPLAY, log=tmp_path / f"r{n}.log") for n in range(3)]
+    with valkey, replicas[0], replicas[1], replicas[2]:
+        urls = [replica.url for replica in replicas]
+        env = {"KVROUTE_STORE__URL": valkey.url}
+        victim = Router(*urls, log=tmp_path / "victim.log", env=env)
+        with victim, Router(*urls, log=tmp_path / "other.log", env=env) as other:
+            model = json.loads(fetch(urls[0] + "/v1/models"))["data"][0]["id"]
+            asyncio.run(load(victim.url, model, 100, 1))
+            both = until(lambda: (owned(victim), owned(other)), lambda o: len(o[0] | o[1]) == 3 and all(o), 20)
+            assert both[0] | both[1] == set(urls)
+            assert both[0] & both[1] == set()
+            statuses = asyncio.run(load_and_kill(other, victim, model))
+            assert set(statuses) == {200}
+            assert until(lambda: owned(other), lambda o: len(o) == 3, OWNED_S) == set(urls)
+            with redis.Redis(port=valkey.port) as store:
+                for url in urls:
+                    agreed = until(lambda url=url: disagreement(store, url, model), lambda found: found == (0, 0), 10)
+                    assert agreed == (0, 0)
+                    assert observed(url, model).removals > 0
+
+
+async def load_and_kill(other: Router, victim: Router, model: str) -> list[int]:
+    """Have the other router serve while the victim is killed."""
+    loaded = asyncio.ensure_future(load(other.url, model, 200, 2))
+    await asyncio.sleep(0.5)
+    victim.kill()
+    return await loaded
