@@ -42,12 +42,14 @@ class Rendered(Struct, frozen=True):
     is_whole: bool = True  # False: ends before the first media item
 
 
-class Opening(Struct, frozen=True):
+class Opening:
     """What chats share that differ in their messages only, for a template that renders turn by turn."""
 
-    template: ChatTemplate
-    turns: TurnTemplate
-    variables: dict[str, Any]
+    def __init__(self, template: ChatTemplate, turns: TurnTemplate, variables: dict[str, Any]) -> None:
+        self.template = template
+        self.turns = turns
+        self.variables = variables
+        self._later = turns.later(variables)
 
     def first(self, message: Message) -> tuple[str, int]:
         """Return the text up to the end of the first message, and what `later` counts on from."""
@@ -55,19 +57,31 @@ class Opening(Struct, frozen=True):
 
     def later(self, messages: list[Message], before: int) -> str:
         """Return the text of messages that are not the first; `before`: turns that the template counted so far."""
-        return _tried(self.turns.turns, self.variables, self._prepared(messages), before)
+        return _tried(self._later.text, self._prepared(messages), before)
 
     def foot(self) -> str:
         """Return the text behind the messages."""
         return _tried(self.turns.foot, self.variables)
 
     def _prepared(self, messages: list[Message]) -> list[Message]:
+        if not self.template.wants_parts and all(map(_is_plain, messages)):
+            return messages
         prepared = conversation_of(messages, as_parts=self.template.wants_parts)
         if has_media(messages):
             raise CannotRender("media are rendered with the whole chat")
         if not self.template.knows_developers and any(message["role"] == "developer" for message in prepared):
             raise CannotRender("developer messages are merged with those of the whole chat")
         return prepared
+
+
+def _is_plain(message: Any) -> bool:
+    """Say whether a message is one that the engine passes to the template as it is: a role, then text."""
+    return (
+        type(message) is dict
+        and [*message] == ["role", "content"]
+        and message["role"] in ("user", "assistant")
+        and type(message["content"]) is str
+    )
 
 
 class Renderer:

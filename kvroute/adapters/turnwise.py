@@ -58,9 +58,9 @@ class TurnTemplate(Struct, frozen=True):
         """Return what stands before the second message, and how often the loop ran for the first one: 0 or 1."""
         return _run(self._first, {**GLOBALS, **variables, MESSAGES: [message]})
 
-    def turns(self, variables: dict[str, Any], messages: list[Any], before: int) -> str:
-        """Return the text of later messages; `before`: how often the loop ran for those that came earlier."""
-        return _run(self._turns, {**GLOBALS, **variables, MESSAGES: messages, BEFORE: before})[0]
+    def later(self, variables: dict[str, Any]) -> Later:
+        """Return what renders later messages."""
+        return Later(self._turns, variables)
 
     def foot(self, variables: dict[str, Any]) -> str:
         """Return what stands behind the messages."""
@@ -71,6 +71,26 @@ def _run(template: Template, values: dict[str, Any]) -> tuple[str, int]:
     """Return a part's text, and the count of turns that it set; a context that shares its values saves two copies."""
     context = template.new_context(values, shared=True)
     return "".join(template.root_render_func(context)), context.vars.get(BEFORE, 0)
+
+
+class Later:
+    """Renders later messages of chats that share their variables: one context, filled anew for every chat."""
+
+    def __init__(self, template: Template, variables: dict[str, Any]) -> None:
+        self._values = {**GLOBALS, **variables, MESSAGES: (), BEFORE: 0}
+        self._context = template.new_context(self._values, shared=True)
+        self._render = template.root_render_func
+
+    def text(self, messages: list[Any], before: int) -> str:
+        """Return the text of messages; `before`: how often the loop ran for those that came earlier."""
+        values, context = self._values, self._context
+        values[MESSAGES], values[BEFORE] = messages, before
+        try:
+            return "".join(self._render(context))
+        finally:
+            values[MESSAGES] = ()  # keeps nobody's words
+            context.vars.clear()
+            context.exported_vars.clear()
 
 
 def turns_of(source: str) -> TurnTemplate | None:

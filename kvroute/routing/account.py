@@ -96,16 +96,14 @@ class Account:
 
     def add(self, entry: Entry, now_wall_s: float) -> None:
         """Count a finished request."""
-        group = self._labels.group
-        key = (
-            int(now_wall_s),
-            group("replica", entry.replica),
-            group("model", entry.model),
-            group("tenant", entry.tenant),
-        )
-        sums = self._fresh.setdefault((key[0] - key[0] % FINE_S, *key[1:]), [0] * len(SUMS))
+        start_s = int(now_wall_s)
+        key = (start_s - start_s % FINE_S, entry.replica, entry.model, entry.tenant)
+        sums = self._fresh.get(key)
+        if sums is None:
+            sums = self._fresh[key] = [0] * len(SUMS)
         for place, amount in enumerate(amounts(entry)):
-            sums[place] += amount
+            if amount:
+                sums[place] += amount
         if len(self._fresh) > UNFOLDED_MAX:
             self._fold()
 
@@ -119,7 +117,9 @@ class Account:
     def _fold(self) -> None:
         """Spread what is fresh over buckets and groups, and drop buckets that no window reaches any more."""
         latest_s = 0
-        for (start_s, *groups), sums in self._fresh.items():
+        group = self._labels.group
+        for (start_s, replica, model, tenant), sums in self._fresh.items():
+            groups = (group("replica", replica), group("model", model), group("tenant", tenant))
             latest_s = max(latest_s, start_s)
             buckets = (start_s, start_s - start_s % COARSE_S + 1, ALL_TIME)
             for field, amount in fields_of(groups, sums):

@@ -188,6 +188,27 @@ def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
     )
 
 
+def total_s(view: View, work: Work, rates: Rates, ttft_weight: float) -> float:
+    """Return the sum of `price` without its parts: of every replica it is asked for, of the chosen one the parts."""
+    sequences, kv, capacity = view.sequences + work.sequences, view.kv_tokens, view.capacity_tokens
+    prompt_tokens, answer_s = work.hit_tokens + work.miss_tokens, work.output_tokens * rates.step_s
+    prefill, rest = work.compute_tokens * rates.token_s, 1.0 - ttft_weight
+    by_sequence, by_token = rates.sequence_growth, rates.kv_growth
+    total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill
+    total += rest * answer_s * (1.0 + by_sequence * sequences + by_token * (kv + prompt_tokens))
+    if view.running:
+        total += rest * view.running * (prefill + answer_s * (by_sequence * work.sequences + by_token * prompt_tokens))
+    if work.copy_tokens or work.loads_adapter:
+        total += copy_s(view, work, rates) + adapter_s(view, work, rates)
+    if capacity:
+        needed = view.pinned_share * (work.hit_tokens - work.copy_tokens) + work.new_tokens
+        if kv + needed > capacity or view.filled_tokens + work.new_tokens > capacity:
+            return total + room_s(view, work, rates) + overflow_s(view, work, rates)
+    if view.max_num_seqs and sequences > view.max_num_seqs:
+        total += room_s(view, work, rates)
+    return total
+
+
 class Slo(Struct, frozen=True):
     """What a request should get. With one, as many requests as possible get it, and the cost decides among equals."""
 

@@ -15,7 +15,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from kvroute.routing.cost import Work, work_of
+from kvroute.routing.cost import TERMS, Price, Work, work_of
 from kvroute.routing.demand import Demand, Outcome, Usage
 from kvroute.routing.member import Booking, Member
 from kvroute.routing.outputs import OutputEstimates
@@ -31,9 +31,19 @@ class Placement(Struct, frozen=True):
     replica: ReplicaId
     hit_tokens: int  # of the prompt, expected to be in the replica's cache
     miss_tokens: int  # of the prompt, expected to be computed
-    terms: dict[str, float]  # cost term -> seconds
+    seconds: Price  # the cost's terms
     policy: str
     cost_s: float  # sum of the terms
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The seconds by their terms' names."""
+        return dict(zip(TERMS, self.seconds, strict=True))
+
+    @property
+    def first_token_s(self) -> float:
+        """What of the cost is before the first token, apart from what it does to others."""
+        return sum(self.seconds[:4])
 
 
 class State(Enum):

@@ -19,7 +19,7 @@ from msgspec import Struct
 from kvroute.errors import ConfigError, KvrouteError, NoReplica
 from kvroute.routing.admission import Admission, AdmissionSettings, Chances, Waits
 from kvroute.routing.baselines import BASELINES
-from kvroute.routing.cost import TERMS, Price, Slo, Work, compute_tokens, price, work_of
+from kvroute.routing.cost import Price, Slo, Work, compute_tokens, price, total_s, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.hold import Hold
@@ -250,9 +250,10 @@ class Offers:
         hit = self._hits.get(member.replica.id, 0)
         if self._stored or demand.model in member.adapters:
             return self._special(member, hit)
-        if hit not in self._works:
-            self._works[hit] = self._work(member, hit)
-        return self._works[hit]
+        work = self._works.get(hit)
+        if work is None:
+            work = self._works[hit] = self._work(member, hit)
+        return work
 
     def _work(self, member: Member, hit: int, copy: int = 0, *, loads_adapter: bool = False) -> Work:
         demand = self._demand
@@ -280,7 +281,8 @@ class Offers:
 
     def costs(self, members: Sequence[Member]) -> list[float]:
         """Return the seconds that the request costs on each."""
-        return [sum(self.price(member)) for member in members]
+        weight, work = self._ttft_weight, self.work
+        return [total_s(member.view, work(member), member.rates, weight) for member in members]
 
     def chances(self, members: Sequence[Member]) -> Chances:
         """Return what the request would be on each."""
@@ -289,12 +291,13 @@ class Offers:
     def placement(self, member: Member, policy: str) -> Placement:
         """Return the price with its reasons."""
         work, seconds = self.work(member), self.price(member)
-        terms = dict(zip(TERMS, seconds, strict=True))
-        return Placement(member.replica.id, work.hit_tokens, work.miss_tokens, terms, policy, sum(seconds))
+        return Placement(member.replica.id, work.hit_tokens, work.miss_tokens, seconds, policy, sum(seconds))
 
 
 def cheapest(members: Sequence[Member], costs_s: Sequence[float], demand: Demand) -> Member:
     """Return the member of lowest cost; among ties by fewest in flight, then least recently chosen."""
+    if len(members) == 1:
+        return members[0]
     low = min(costs_s)
     token_s = members[costs_s.index(low)].rates.token_s
     limit = low + TIE_SHARE * compute_tokens(0, demand.prompt_tokens) * token_s

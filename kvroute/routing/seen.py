@@ -11,14 +11,14 @@ Rule 2. Of a long chain only marks enter: each of the first EXACT_BLOCKS blocks,
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kvroute.kv.chain import PrefixChain, hashes_of
 
 LIMIT_MARKS = 1 << 19  # about 40 MB; 8 million tokens of short prompts in blocks of 16, more of long ones
 EXACT_BLOCKS = 64
 STRIDE = 8
+NONE = memoryview(b"").cast("Q")
 
 
 class SeenWindow:
@@ -36,7 +36,7 @@ class SeenWindow:
         """Take a chain in and return how many of its leading blocks were seen before; see `seen_blocks` and `add`."""
         marks = Marks(chain)
         known = marks.count_in(self._young)
-        seen = known if known == len(marks) else max(known, marks.count_in(self._old))
+        seen = known if known == marks.count or not self._old else max(known, marks.count_in(self._old))
         self._add(marks, known)
         return depth_of(seen)
 
@@ -51,7 +51,7 @@ class SeenWindow:
         self._add(marks, marks.count_in(self._young))
 
     def _add(self, marks: Marks, known: int) -> None:
-        count = min(len(marks), self._half)
+        count = min(marks.count, self._half)
         if len(self._young) + count - known > self._half:
             self._young, self._old, known = set(), self._young, 0
         if known < count:
@@ -61,36 +61,44 @@ class SeenWindow:
 class Marks:
     """The hashes of a chain that stand for it. Views: of a long chain that is known, few are looked at."""
 
-    __slots__ = ("far", "near")
+    __slots__ = ("count", "far", "near")
 
     def __init__(self, chain: PrefixChain) -> None:
         hashes = hashes_of(chain)
-        self.near = hashes[:EXACT_BLOCKS]
-        self.far = hashes[EXACT_BLOCKS + STRIDE - 1 :: STRIDE]
-
-    def __len__(self) -> int:
-        return len(self.near) + len(self.far)
+        self.count = len(hashes)
+        self.near, self.far = hashes, NONE
+        if self.count > EXACT_BLOCKS:
+            self.near, self.far = hashes[:EXACT_BLOCKS], hashes[EXACT_BLOCKS + STRIDE - 1 :: STRIDE]
+            self.count = EXACT_BLOCKS + len(self.far)
 
     def count_in(self, generation: set[int]) -> int:
         """Return how many leading marks a prefix-closed set contains."""
         count = leading(generation, self.near)
         return count + leading(generation, self.far) if count == EXACT_BLOCKS else count
 
-    def between(self, first: int, end: int) -> list[int]:
+    def between(self, first: int, end: int) -> Iterable[int]:
         """Return the marks from number `first` up to `end`."""
-        behind = max(0, first - EXACT_BLOCKS), max(0, end - EXACT_BLOCKS)
-        return [*self.near[first:end], *self.far[slice(*behind)]]
+        if end <= EXACT_BLOCKS:
+            return self.near[first:end]
+        return [*self.near[first:EXACT_BLOCKS], *self.far[max(0, first - EXACT_BLOCKS) : end - EXACT_BLOCKS]]
 
 
 def depth_of(marks: int) -> int:
     """Return how many blocks that many leading marks stand for."""
-    return marks + max(0, marks - EXACT_BLOCKS) * (STRIDE - 1)
+    return marks if marks <= EXACT_BLOCKS else marks + (marks - EXACT_BLOCKS) * (STRIDE - 1)
 
 
-def leading(generation: set[int], marks: Sequence[int]) -> int:
+def leading(generation: set[int], marks: memoryview) -> int:
     """Return how many of the first of these marks are in a set that holds, with each of them, those before it."""
-    if not marks or marks[0] not in generation:
+    low, high = 0, len(marks)
+    if not high or marks[0] not in generation:
         return 0
     if marks[-1] in generation:
-        return len(marks)
-    return bisect_left(marks, True, key=lambda mark: mark not in generation)
+        return high
+    while high - low > 1:  # the mark before `low + 1` is in it, the one before `high` is not
+        middle = (low + high) // 2
+        if marks[middle] in generation:
+            low = middle
+        else:
+            high = middle
+    return low + 1

@@ -110,7 +110,7 @@ def by_turns(turns, values, chat, cuts):
         text, looped = turns.first(values, chat[0])
         places = sorted({1, *(cut for cut in cuts if 1 < cut < len(chat)), len(chat)})
         for start, end in pairwise(places):
-            text += turns.turns(values, chat[start:end], looped + start - 1)
+            text += turns.later(values).text(chat[start:end], looped + start - 1)
         return text + turns.foot(values)
     except (TemplateError, TypeError):
         return None

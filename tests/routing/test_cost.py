@@ -140,3 +140,20 @@ def test_no_term_is_negative_and_a_hit_never_costs_more(view: View, hit: int, mi
     terms = price(view, warm, ROUND, weight)
     assert min(terms) >= 0.0
     assert sum(terms) <= sum(price(view, cold, ROUND, weight)) * (1 + 1e-9)
+
+
+@given(
+    views,
+    st.integers(0, 50_000),
+    st.integers(1, 50_000),
+    st.floats(0.0, 2_000.0),
+    st.integers(1, 8),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.booleans(),
+)
+def test_the_total_is_the_sum_of_the_terms(view, hit, miss, output, sequences, copied, weight, loads):
+    """What replicas are compared by is the sum of the terms that explain it."""
+    work = work_of(hit, miss, output, sequences, copy_tokens=int(copied * hit), loads_adapter=loads)
+    total = cost.total_s(view, work, ROUND, weight)
+    assert total == pytest.approx(sum(price(view, work, ROUND, weight)), rel=1e-9)
