@@ -45,30 +45,39 @@ class Log:
                 await asyncio.sleep(0.02)
 
 
-def posted(url: str, body: dict[str, Any] | None = None) -> Any:
-    request = urllib.request.Request(url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
+def posted(url: str, body: dict[str, Any], **headers: str) -> Any:
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as answer:
         return json.loads(answer.read() or b"null")
 
 
-def store(engine: Engine, first: int, count: int) -> None:
-    """Send `count` prompts of two whole blocks each that no other prompt shares."""
+def store(engine: Engine, first: int, count: int, rank: int | None = None) -> None:
+    """Send `count` prompts of two whole blocks each that no other prompt shares, to a rank if one is named."""
+    headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
     for number in range(first, first + count):
         prompt = [300 + number] * (2 * BLOCK_SIZE) + [7]
-        posted(f"{engine.url}/v1/completions", {"model": SERVED_NAME, "prompt": prompt, "max_tokens": 1})
+        posted(f"{engine.url}/v1/completions", {"model": SERVED_NAME, "prompt": prompt, "max_tokens": 1}, **headers)
 
 
-def sources(engine: Engine) -> list[EventSource]:
+def sources(engine: Engine, *, engines_dial: bool = False) -> list[EventSource]:
     with urllib.request.urlopen(f"{engine.url}/kv_event_sources", timeout=10) as answer:
-        return event_sources(answer.read(), "127.0.0.1")
+        return event_sources(answer.read(), "127.0.0.1", engines_dial=engines_dial)
 
 
 @asynccontextmanager
-async def streaming(engine: Engine, sink: Log, position: Position | None = None) -> AsyncIterator[EventStream]:
+async def streaming(
+    engine: Engine, sink: Log, position: Position | None = None, *, rank: int = 0, engines_dial: bool = False
+) -> AsyncIterator[EventStream]:
     """The stream of an engine, found by asking it where it publishes."""
-    (source,) = sources(engine)
+    source = sources(engine, engines_dial=engines_dial)[rank]
     stream = EventStream(
-        source.endpoint, sink=sink, replay_endpoint=source.replay_endpoint, topic=source.topic, position=position
+        source.endpoint,
+        sink=sink,
+        replay_endpoint=source.replay_endpoint,
+        topic=source.topic,
+        position=position,
+        bind=source.is_bound,
     )
     await stream.start()
     try:
@@ -168,3 +177,45 @@ def revive(engines: Engines) -> None:
     engines.children.pop(engine.pid).wait(30)
     engines.engines = []
     engines.start([(engine.port, engine.events_port, engine.replay_port)])
+
+
+async def test_an_engine_that_dials_is_heard_where_we_bind(run_dir: Path, model_dir: Path) -> None:
+    """An endpoint without a wildcard is dialled by vLLM; what it said before we listened is replayed."""
+    ports = free_port(), free_port(), free_port()
+    dials = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"tcp://127.0.0.1:{ports[1]}",
+        "replay_endpoint": f"tcp://*:{ports[2]}",
+    }
+    log = Log()
+    with Engines(model_dir, run_dir / "dials") as engines:
+        await asyncio.to_thread(engines.start, [ports], "--kv-events-config", json.dumps(dials))
+        (engine,) = engines.engines
+        await asyncio.to_thread(store, engine, 0, 3)
+        async with streaming(engine, log, engines_dial=True) as stream:
+            await log.until(lambda told: len(told) == 3)
+            await asyncio.to_thread(store, engine, 3, 3)
+            await log.until(lambda told: len(told) == 6)
+            assert log.told == await kept(engine)
+            assert stream.counters.received >= 3
+
+
+async def test_each_rank_has_a_stream_of_its_own(run_dir: Path, model_dir: Path) -> None:
+    """Two data-parallel ranks: each tells what was sent to it, and numbers from 0."""
+    logs = Log(), Log()
+    with Engines(model_dir, run_dir / "ranks") as engines:
+        ports = [(free_port(), free_port(), free_port())]
+        ranks = ("--data-parallel-size", "2", "--api-server-count", "1")
+        await asyncio.to_thread(engines.start, ports, *ranks)
+        (engine,) = engines.engines
+        assert [source.rank for source in sources(engine)] == [0, 1]
+        async with streaming(engine, logs[0], rank=0), streaming(engine, logs[1], rank=1):
+            await asyncio.to_thread(store, engine, 0, 2, rank=0)
+            await asyncio.to_thread(store, engine, 10, 3, rank=1)
+            for log, count in zip(logs, (2, 3), strict=True):
+                await log.until(lambda told, count=count: len(told) == count)
+    for rank, (log, first) in enumerate(zip(logs, (0, 10), strict=True)):
+        batches = [msgspec.msgpack.decode(payload) for _, payload in log.told]
+        assert [seq for seq, _ in log.told] == list(range(len(batches)))
+        assert [batch[1][0]["token_ids"][0] for batch in batches] == [300 + first + n for n in range(len(batches))]
+        assert {batch[2] for batch in batches} == {rank}
