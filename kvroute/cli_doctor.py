@@ -48,7 +48,7 @@ class Diagnosis(Struct, frozen=True):
 @click.option(
     "--kv-events",
     metavar="ENDPOINT[,REPLAY]",
-    help="Where vLLM before 0.31 publishes, as in its --kv-events-config, such as tcp://*:5557,tcp://*:5558.",
+    help="Where vLLM before 0.31 publishes, as its --kv-events-config has it, such as tcp://*:5557,tcp://*:5558.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(urls: tuple[str, ...], path: Path | None, as_json: bool, **flags: Any) -> None:
@@ -59,7 +59,7 @@ def doctor(urls: tuple[str, ...], path: Path | None, as_json: bool, **flags: Any
     """
     try:
         config = _config(urls, path, flags)
-        diagnosis = asyncio.run(_examine(config, flags["model"], flags["kv_events"]))
+        diagnosis = asyncio.run(_examine(config, flags["model"]))
     except ConfigError as error:
         raise click.ClickException(error.message) from None
     if as_json:
@@ -77,6 +77,9 @@ def _config(urls: tuple[str, ...], path: Path | None, flags: dict[str, Any]) -> 
 
     overrides = {name: flags[flag] for flag, name in (("tokenizer", "tokenizer"), ("redis_url", "store.url"))}
     given = {name: value for name, value in overrides.items() if value is not None}
+    if flags["kv_events"]:
+        endpoint, _, replay = flags["kv_events"].partition(",")
+        given |= {"events.endpoint": endpoint, "events.replay_endpoint": replay or None}
     if urls:
         given["replicas"] = [{"url": url.rstrip("/"), "api_key": flags["api_key"]} for url in urls]
     settings = config.load(path, overrides=given)
@@ -85,7 +88,7 @@ def _config(urls: tuple[str, ...], path: Path | None, flags: dict[str, Any]) -> 
     return settings
 
 
-async def _examine(config: Config, model: str | None, kv_events: str | None) -> Diagnosis:
+async def _examine(config: Config, model: str | None) -> Diagnosis:
     """Look at every replica at once, then at the store."""
     import aiohttp
 
@@ -95,13 +98,12 @@ async def _examine(config: Config, model: str | None, kv_events: str | None) -> 
     from kvroute.adapters.doctor_tokens import Readers
     from kvroute.adapters.tls import session_tls
 
-    readers = Readers(config.tokenizer)
+    readers, settings = Readers(config.tokenizer), config.events
+    events = EventEndpoints(settings.endpoint, settings.replay_endpoint, settings.topic, settings.engines_dial)
     try:
         connector = aiohttp.TCPConnector(limit=0, ssl=session_tls(config.proxy.replica_trust))
         async with aiohttp.ClientSession(connector=connector) as session:
-            endpoint, _, replay = (kv_events or "").partition(",")
-            events = EventEndpoints(endpoint, replay or None) if endpoint else None
-            doctor = Doctor(session, readers, model, events)
+            doctor = Doctor(session, readers, model, None if settings.mode in ("off", False) else events)
             examined = [doctor.examine(one.url.rstrip("/"), one.api_key) for one in config.replicas]
             facts = await asyncio.gather(*examined)
     finally:

@@ -31,6 +31,7 @@ GREETINGS = 5  # asks of /health, for the quickest
 DATE_MIDDLE_S = 0.5  # a Date header is cut to whole seconds
 REFUSALS = (401, 403)
 EXAMINED_AT_ONCE = 8
+NOT_GIVEN = EventEndpoints()
 
 
 class _Version(Struct):
@@ -38,14 +39,17 @@ class _Version(Struct):
 
 
 class Doctor:
-    """Examines URLs with what they share: the session, the readers of models, and what the caller says about all."""
+    """Examines URLs with what they share: the session, the readers of models, and what the caller says about all.
+
+    `events` None: the router is not to follow any, so nothing is said about them.
+    """
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         readers: Readers,
         model: str | None = None,
-        events: EventEndpoints | None = None,
+        events: EventEndpoints | None = NOT_GIVEN,
     ) -> None:
         self._session = session
         self._readers = readers
@@ -102,8 +106,9 @@ class Doctor:
         compared = await tokens.compared()
         prober = Prober(patient, tokens, card.name, card.max_model_len)
         ranks = facts.engines or (EngineFacts(),)
-        sources = await sources_of(client, self._events, [one.engine for one in ranks])
-        is_told = self._events is None and sources is not None
+        given = self._events
+        sources = await sources_of(client, given, [one.engine for one in ranks]) if given else {}
+        is_told = sources is not None and given is not None and given.endpoint is None
         tried = [await _tried_rank(prober, one, len(ranks), sources or {}, is_told) for one in ranks]
         return msgspec.structs.replace(
             facts,
@@ -111,7 +116,7 @@ class Doctor:
             tokens_why=reader.why,
             tokens=compared,
             probes=tuple(probe for probe, _ in tried),
-            events=tuple(events for _, events in tried),
+            events=tuple(events for _, events in tried) if given else (),
         )
 
 

@@ -30,15 +30,15 @@ LOOK_S = 0.02
 
 
 class EventEndpoints(Struct, frozen=True):
-    """Where engines publish, as --kv-events-config of rank 0 has it, for engines that cannot be asked."""
+    """Where engines publish, as --kv-events-config of rank 0 has it."""
 
-    endpoint: str
+    endpoint: str | None = None  # None: each replica says itself
     replay_endpoint: str | None = None
+    topic: str = ""
+    engines_dial: bool = False  # they connect to us: the endpoint's port is bound here
 
 
-async def sources_of(
-    client: ReplicaClient, given: EventEndpoints | None, ranks: list[int]
-) -> dict[int, EventSource] | None:
+async def sources_of(client: ReplicaClient, given: EventEndpoints, ranks: list[int]) -> dict[int, EventSource] | None:
     """Return each rank's stream, as the caller says, else as the replica does; None where neither does.
 
     Raises:
@@ -46,16 +46,22 @@ async def sources_of(
     """
     host = urlsplit(client.url).hostname or ""
     try:
-        if given is not None:
-            return {rank: configured_source(rank, given.endpoint, given.replay_endpoint, "", host) for rank in ranks}
+        if given.endpoint is not None:
+            ends = (given.endpoint, given.replay_endpoint, given.topic, host)
+            return {rank: configured_source(rank, *ends, engines_dial=given.engines_dial) for rank in ranks}
     except ValueError as error:
-        raise ConfigError(f"--kv-events: {error}") from None
+        raise ConfigError(f"`events`: {error}") from None
     try:
         answer = await client.answered("GET", "/kv_event_sources")
-        found = event_sources(answer.body, host) if answer.status == 200 else None
+        dial = given.engines_dial
+        found = event_sources(answer.body, host, engines_dial=dial) if answer.status == 200 else None
     except (ReplicaFailed, ValueError):
         return None
-    return None if found is None else {source.rank: source for source in found}
+    if found is None:
+        return None
+    if len(ranks) == len(found) == 1:
+        return {ranks[0]: found[0]}  # an engine that is addressed by its URL alone may have any rank
+    return {source.rank: source for source in found}
 
 
 class Ears(Struct):

@@ -351,7 +351,7 @@ def _events(events: EventsFacts, facts: ReplicaFacts) -> Iterator[Finding]:
             "note",
             f"cannot be known from outside{rank}: no /kv_event_sources, which vLLM has since 0.31",
             "if there are none, " + guessed,
-            "--kv-events tcp://*:5557 here, where vLLM has them on",
+            "where vLLM has them on: --kv-events tcp://*:5557 here, events.endpoint in kvroute's file",
         )
     elif not events.endpoint:
         yield Finding("kv events", "warn", f"are off{rank}", guessed, f"vllm serve {EVENTS_ON}")
@@ -361,7 +361,7 @@ def _events(events: EventsFacts, facts: ReplicaFacts) -> Iterator[Finding]:
             "warn",
             f"are not heard{rank}: {events.trouble or f'{events.endpoint} was silent during the hash probe'}",
             guessed,
-            'open the port to kvroute; an "endpoint" without a * is one that vLLM dials; the "topic" must be the same',
+            'open the port to kvroute; an "endpoint" without a * is one that vLLM dials; a "topic" is events.topic',
         )
     else:
         yield Finding("kv events", "ok", f"KV events heard{rank}")
