@@ -28,6 +28,7 @@ from kvroute.kv.event_sequence import EventSequence, EventSink, Position, Sequen
 
 log = logging.getLogger(__name__)
 
+SOCKETS_LIMIT = 16_384  # of one process: a stream takes three, and another one during a replay; ZeroMQ's own is 1,023
 RECEIVED_LIMIT = 10_000  # messages that wait in the socket
 AT_ONCE = 512  # messages read before others get their turn
 TICK_S = 1.0  # how often the stream looks after itself; also how soon after a connection it asks again
@@ -74,7 +75,7 @@ class EventStream:
         self._sequence = EventSequence(sink, can_replay=replay_endpoint is not None, position=position)
         self._topic = topic.encode()
         self._bind = bind
-        self._context = context or zmq.Context.instance()
+        self._context = context or _shared_context()
         self._check_s = check_s
         self._replay_silence_s = replay_silence_s
         self._socket: zmq.Socket[bytes] | None = None
@@ -252,6 +253,13 @@ class EventStream:
         finally:
             self._checked_s = time.monotonic()
             self._sequence.answered(is_complete=is_complete)
+
+
+def _shared_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return the context of all streams of this process: one thread that reads and writes for them."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, SOCKETS_LIMIT)  # has an effect before the first socket only
+    return context
 
 
 def _has_more(socket: zmq.Socket[bytes]) -> bool:

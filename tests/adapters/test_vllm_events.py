@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 
 import pytest
@@ -258,6 +260,26 @@ async def test_ten_thousand_batches_arrive_in_order_however_few_are_read_at_a_ti
         await asyncio.sleep(0)
     await log.until((9_999, "a9999"))
     assert log.told == batches("a", 0, 9_999)
+
+
+HUNDREDS = """
+import asyncio, resource
+from kvroute.adapters.vllm_events import EventStream
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+async def main():
+    streams = [EventStream("tcp://127.0.0.1:9", sink=None) for _ in range(400)]
+    for stream in streams:
+        await stream.start()
+    for stream in streams:
+        await stream.close()
+asyncio.run(main())
+"""
+
+
+def test_hundreds_of_streams_fit_in_one_process():
+    """They take more sockets than ZeroMQ gives by default; a process of its own, since the limit is set once."""
+    subprocess.run([sys.executable, "-c", HUNDREDS], check=True, timeout=60)
 
 
 async def test_an_endpoint_that_cannot_be_one_is_an_error():
