@@ -85,7 +85,7 @@ class EventFeed:
             return self._stored(event)
         if isinstance(event, Cleared):
             return {"type": "AllBlocksCleared"}
-        return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": "GPU", "group_idx": 0}
+        return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": event.medium, "group_idx": 0}
 
     def _stored(self, event: Stored) -> dict[str, Any]:
         place, holders = self._at.get(event.hashes[-1], (0, []))
@@ -102,7 +102,7 @@ class EventFeed:
             "token_ids": ids,
             "block_size": self._block_size,
             "lora_id": None,
-            "medium": "GPU",
+            "medium": event.medium,
             "lora_name": None,
             "extra_keys": [_extra_keys(story, first + number) for number in range(count)],
             "group_idx": 0,

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NewType
+from typing import Literal, NewType
 
 from msgspec import Struct
 
 from kvroute.kv.chain import BlockHash, PrefixChain, hashes_of
 
 BlockId = NewType("BlockId", int)  # number of a physical block, 1 to num_blocks - 1
+Medium = Literal["GPU", "CPU"]  # where a block lies: in the engine's own cache, or in the memory behind it
 
 
 class Stored(Struct, frozen=True):
@@ -32,12 +33,14 @@ class Stored(Struct, frozen=True):
 
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None  # hash of the block before the first one; None at the start of a chain
+    medium: Medium = "GPU"
 
 
 class Removed(Struct, frozen=True):
     """One block was evicted. Another copy of the same hash may still be there."""
 
     hash: BlockHash
+    medium: Medium = "GPU"
 
 
 class Cleared(Struct, frozen=True):

@@ -77,9 +77,7 @@ class _Line:
     def __init__(self, knots: list[tuple[int, int]]) -> None:
         self.starts = [at for at, _ in knots]
         self._values = [value for _, value in knots]
-        slopes = [
-            (after - before) // (end - start) for (start, before), (end, after) in pairwise(knots)
-        ]
+        slopes = [(after - before) // (end - start) for (start, before), (end, after) in pairwise(knots)]
         self._slopes = [*slopes, max(0, slopes[-1]) if slopes else 0]
 
     def value(self, at: int) -> int:

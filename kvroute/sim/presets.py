@@ -1,7 +1,7 @@
 """Engines by name: a model on some GPUs, as `MODEL@GPU` or `MODEL@NxGPU` for N GPUs in tensor parallel.
 
 From the name follow step times (`engine`), blocks (`kvroute.sizing.planner`) and the scheduler's limits: those that
-vLLM 0.33 takes for its server by the GPU's memory (`EngineArgs.get_batch_defaults`), with asynchronous scheduling, which
+vLLM 0.33 takes for its server by the GPU's memory (`EngineArgs.get_batch_defaults`), with asynchronous scheduling, that
 it uses where it can. Any model and GPU that sizing knows may be combined; PRESETS are the usual pairs. Each says what
 its figures rest on.
 """

@@ -13,24 +13,34 @@ decoding and pipelines are not modelled. The rules are in `scheduler` and in `kv
 
 from __future__ import annotations
 
+from kvroute.kv.offload import OffloadTier
 from kvroute.kv.pool import BlockPool
 from kvroute.sim.engine import StepTime, default_time
-from kvroute.sim.scheduler import Flight, Scheduler
+from kvroute.sim.flight import Flight
+from kvroute.sim.scheduler import Scheduler
 from kvroute.sim.sequence import Phase, Sequence
-from kvroute.sim.values import Counters, Limits, RequestId, SimRequest, Step, StepResult
+from kvroute.sim.values import Counters, Limits, Offload, RequestId, SimRequest, Step, StepResult
 
-__all__ = ["Counters", "Limits", "RequestId", "SimReplica", "SimRequest", "Step", "StepResult"]
+__all__ = ["Counters", "Limits", "Offload", "RequestId", "SimReplica", "SimRequest", "Step", "StepResult"]
 
 
 class SimReplica:
     """A continuous-batching engine with a paged prefix cache."""
 
-    def __init__(self, pool: BlockPool, limits: Limits | None = None, time: StepTime | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits | None = None,
+        time: StepTime | None = None,
+        offload: Offload | None = None,
+    ) -> None:
         self.pool = pool
         self.limits = limits or Limits()
         self.time = time or default_time()
         self.counters = Counters()
-        self._scheduler = Scheduler(pool, self.limits, self.counters)
+        self._copy_fs = offload.block_copy_fs if offload else 0
+        self._tier = OffloadTier(offload.num_blocks) if offload else None
+        self._scheduler = Scheduler(pool, self.limits, self.counters, self._tier)
         self._sequences: dict[RequestId, Sequence] = {}
         self._arrivals = 0
         self._flight: Flight | None = None  # the step between `begin` and `end`
@@ -88,8 +98,13 @@ class SimReplica:
         self.counters.aborted += 1
         return True
 
-    def reset(self) -> bool:
-        """Empty the cache. Refused (False) while a sequence holds blocks; told to others by the next step's events."""
+    def reset(self, *, external: bool = False) -> bool:
+        """Empty the cache, with `external` the memory behind it too; told to others by the next step's events.
+
+        Refused (False) while a sequence holds blocks.
+        """
+        if external and self._tier is not None:
+            self._tier.reset()
         return self.pool.reset()
 
     def step(self) -> tuple[Step, StepResult]:
@@ -112,7 +127,7 @@ class SimReplica:
                 self._ahead = ahead
         counts = self._names.get(flight, {})
         return Step(
-            duration_fs=self.time.step_fs(flight.work),
+            duration_fs=self.time.step_fs(flight.work) + flight.copied_blocks * self._copy_fs,
             scheduled={sequence.request.id: count for sequence, count in counts.items()},
             admitted=flight.admitted,
             preempted=tuple(flight.preempted),
@@ -132,7 +147,10 @@ class SimReplica:
         first, finished = self._scheduler.deliver(flight)
         for request in finished:
             del self._sequences[request]
-        return StepResult(produced, tuple(first), tuple(finished), tuple(self.pool.drain()))
+        events = self.pool.drain()
+        if self._tier is not None:
+            events += self._tier.drain()
+        return StepResult(produced, tuple(first), tuple(finished), tuple(events))
 
     def idle_steps(self) -> int:
         """Return how many steps are ahead that would do nothing but decode; to be asked between two steps."""
@@ -140,24 +158,18 @@ class SimReplica:
         steps = self._scheduler.idle_steps()
         if self.limits.async_scheduling and steps:
             ahead = self._ahead
-            if (
-                ahead is None
-                or ahead.chunks
-                or ahead.news
-                or ahead.preempted
-                or ahead.decodes != self._scheduler.decoding
-            ):
+            if ahead is None or not ahead.is_idle or ahead.decodes != self._scheduler.decoding.count:
                 return 0
         return steps
 
     def idle_fs(self, steps: int) -> int:
         """Return how long the next `steps` of the idle steps take."""
-        return self.time.decode_fs(steps, self._scheduler.decoding, self._idle_tokens)
+        return self.time.decode_fs(steps, self._scheduler.decoding.count, self._idle_tokens)
 
     @property
     def idle_load(self) -> tuple[int, int]:
         """Sequences that decode in the next idle step, and the tokens in their cache."""
-        return self._scheduler.decoding, self._idle_tokens
+        return self._scheduler.decoding.count, self._idle_tokens
 
     @property
     def _idle_tokens(self) -> int:
@@ -165,7 +177,7 @@ class SimReplica:
 
     def skip(self, steps: int) -> None:
         """Perform the next `steps` of the idle steps."""
-        decoding = self._scheduler.decoding
+        decoding = self._scheduler.decoding.count
         self._scheduler.skip(steps)
         self.counters.generation_tokens += steps * decoding
         if self._ahead is not None:

@@ -22,86 +22,44 @@ between. `_run_one_by_one` is the same for steps in which budget or blocks are s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
 
+from kvroute.kv.chain import PrefixChain
+from kvroute.kv.offload import OffloadTier
 from kvroute.kv.pool import BlockId, BlockPool
-from kvroute.sim.engine import StepWork
+from kvroute.sim.decoding import Decoding
+from kvroute.sim.flight import Flight
 from kvroute.sim.sequence import ByArrival, ByPriority, Phase, Queue, Sequence
 from kvroute.sim.values import Counters, Limits, RequestId
-
-
-class Flight:
-    """One scheduled step, until its tokens are delivered."""
-
-    __slots__ = (
-        "admitted",
-        "chunks",
-        "decodes",
-        "kv_tokens",
-        "left_out",
-        "news",
-        "preempted",
-        "producers",
-        "stale",
-        "step",
-    )
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.chunks: dict[Sequence, tuple[int, int]] = {}  # (tokens before, tokens) of the prompts that it computes
-        self.decodes = 0  # sequences that compute one token each
-        self.kv_tokens = 0  # tokens in their cache before the step
-        self.producers = 0  # sequences that get a token from it
-        self.news: dict[Sequence, int] = {}  # those with more to deliver than a token, and the block that is full then
-        self.stale: list[Sequence] = []  # those preempted since, which get their token all the same
-        self.left_out: set[Sequence] = set()  # decoding sequences that it left out
-        self.admitted: dict[RequestId, int] = {}
-        self.preempted: list[RequestId] = []
-
-    @property
-    def sequences(self) -> int:
-        """How many compute anything."""
-        return len(self.chunks) + self.decodes
-
-    @property
-    def work(self) -> StepWork:
-        """What it computes. The last known token of a prompt is a chunk; the tokens after it decode."""
-        return StepWork(prefills=tuple(self.chunks.values()), decodes=self.decodes, kv_tokens=self.kv_tokens)
-
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether it produces a token for a sequence."""
-        return sequence.takes_part_in(self.step) and sequence not in self.left_out
 
 
 class Scheduler:
     """Waiting and running sequences, and the blocks that they hold."""
 
-    def __init__(self, pool: BlockPool, limits: Limits, counters: Counters) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, counters: Counters, offload: OffloadTier | None = None) -> None:
         self.pool = pool
+        self.offload = offload
         self.limits = limits
         self.counters = counters
         self.waiting: Queue = ByPriority() if limits.policy == "priority" else ByArrival()
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.step = 0  # number of the last step that was scheduled
-        self.decoding = 0  # sequences
-        self._offsets = 0  # sum of theirs
+        self.decoding = Decoding(pool.block_size)
         self._prefilling: dict[Sequence, None] = {}
-        self._due: list[tuple[int, int, int, Sequence]] = []  # heap of (step, number, ticket)
         self._admissions = 0
-        self._tickets = 0
-        self._youngest_decoding = 0  # no decoding sequence has a larger number
+        self._filled: list[tuple[PrefixChain, int, int]] = []  # blocks that got their hash, if there is an offload
         self._refused: tuple[Sequence, int, int, int] | None = None  # who did not fit, and under which conditions
 
     def schedule(self, pending: Flight | None = None) -> Flight:
         """Schedule the next step. `pending` is the one before, where its tokens are not known yet."""
         flight = Flight(self.step + 1)
-        due = self._take_due(flight.step)
+        due = self.decoding.take_due(flight.step)
         budget = self._run_together(flight, due, pending)
         if budget is None:
             budget = self._run_one_by_one(flight, pending)
         if not flight.preempted:
             self._admit(flight, budget)
         self.step = flight.step
+        flight.filled, self._filled = self._filled, []
         flight.producers = flight.decodes + sum(1 for sequence in flight.chunks if sequence.entered == flight.step)
         return flight
 
@@ -124,6 +82,9 @@ class Scheduler:
             if sequence.phase is Phase.ENDING and sequence.last == flight.step:
                 self._end(sequence)
                 finished.append(sequence.request.id)
+        if self.offload is not None:
+            for filled in flight.filled:
+                self.offload.keep(*filled)
         self.counters.generation_tokens += flight.producers
         self.counters.finished += len(finished)
         return first, finished
@@ -149,19 +110,16 @@ class Scheduler:
             del self.running[sequence]
             self._prefilling.pop(sequence, None)
             if sequence.phase is Phase.DECODING:
-                self._leave(sequence)
+                self.decoding.leave(sequence)
             self._give_back(sequence)
         sequence.phase = Phase.OVER
 
     def idle_steps(self) -> int:
         """Return how many steps from here on would do nothing but decode: take no block, store none, end nothing."""
-        if self._prefilling or not self.decoding or self.decoding > self.limits.max_num_batched_tokens:
+        spare = self.limits.max_num_batched_tokens - self.decoding.count
+        if self._prefilling or self._filled or not self.decoding.count or spare < 0 or self._may_admit(spare):
             return 0
-        if self._may_admit(self.limits.max_num_batched_tokens - self.decoding):
-            return 0
-        while self._due[0][2] != self._due[0][3].ticket:
-            heappop(self._due)
-        return self._due[0][0] - self.step - 1
+        return self.decoding.next_due() - self.step - 1
 
     def skip(self, steps: int) -> None:
         """Schedule idle steps."""
@@ -170,14 +128,14 @@ class Scheduler:
     @property
     def kv_tokens(self) -> int:
         """Tokens in the cache of the decoding sequences."""
-        return self._offsets + self.decoding * self.step
+        return self.decoding.kv_tokens(self.step)
 
     def _run_together(self, flight: Flight, due: list[Sequence], pending: Flight | None) -> int | None:
         """Serve all that run where budget and blocks suffice; else do nothing and return None. Returns what is left."""
-        budget = self.limits.max_num_batched_tokens - self.decoding
+        budget = self.limits.max_num_batched_tokens - self.decoding.count
         counts = {sequence: self._chunk(sequence) for sequence in self._prefilling}
         if budget < sum(counts.values()):
-            if budget < 0 or next(iter(counts)).number < self._youngest_decoding:
+            if budget < 0 or next(iter(counts)).number < self.decoding.youngest:
                 return None
             counts, budget = _cut(counts, budget)
         else:
@@ -187,7 +145,7 @@ class Scheduler:
         needed += sum(self._missing_blocks(sequence, sequence.computed + count) for sequence, count in counts.items())
         if needed > self.pool.free_blocks:
             return None
-        flight.decodes, flight.kv_tokens = self.decoding, self.kv_tokens
+        flight.decodes, flight.kv_tokens = self.decoding.count, self.kv_tokens
         for sequence in sorted((*due, *counts), key=_number) if counts else due:
             if sequence.phase is Phase.PREFILLING:
                 self._prefill(sequence, counts[sequence], flight)
@@ -232,15 +190,14 @@ class Scheduler:
         for sequence in self.running:
             if sequence.phase is Phase.DECODING and sequence not in served:
                 flight.left_out.add(sequence)
-                sequence.pause()
-                self._offsets -= 1
-                self._await(sequence, flight.step)
+                self.decoding.pause(sequence, flight.step)
 
     def _admit(self, flight: Flight, budget: int) -> None:
         while self._may_admit(budget):
             sequence = self.waiting.head()
             hits = self.pool.match(sequence.request.chain, sequence.tokens)
-            hit_tokens = len(hits) * self.pool.block_size
+            copies = self._copies(sequence, len(hits))
+            hit_tokens = (len(hits) + copies) * self.pool.block_size
             count = min(self._chunk(sequence, hit_tokens), budget)
             if not self._fits(sequence, hits, hit_tokens + count):
                 self._refused = self._conditions(budget)
@@ -248,7 +205,8 @@ class Scheduler:
             self.waiting.remove(sequence)
             if not sequence.is_resumed:
                 flight.admitted[sequence.request.id] = hit_tokens
-            self._enter(sequence, hits, hit_tokens)
+            self._enter(sequence, hits, copies)
+            flight.copied_blocks += copies
             self._prefill(sequence, count, flight)
             budget -= count
 
@@ -271,7 +229,13 @@ class Scheduler:
         kept_free = int(self.limits.watermark * self.pool.num_blocks) if self.running else 0
         return needed + kept_free <= self.pool.free_blocks
 
-    def _enter(self, sequence: Sequence, hits: list[BlockId], hit_tokens: int) -> None:
+    def _copies(self, sequence: Sequence, hits: int) -> int:
+        """Count the blocks after those that hit that can be copied back."""
+        if self.offload is None:
+            return 0
+        return self.offload.match(sequence.request.chain, hits, (sequence.tokens - 1) // self.pool.block_size)
+
+    def _enter(self, sequence: Sequence, hits: list[BlockId], copies: int) -> None:
         self._admissions += 1
         sequence.number = self._admissions
         sequence.phase = Phase.PREFILLING
@@ -280,13 +244,23 @@ class Scheduler:
         self.pool.touch(hits)
         sequence.blocks = list(hits)
         sequence.stored_blocks = len(hits)
-        sequence.computed = hit_tokens
+        hit_tokens = len(hits) * self.pool.block_size
+        copied_tokens = copies * self.pool.block_size
+        sequence.computed = hit_tokens + copied_tokens
+        if copies and self.offload is not None:
+            end = len(hits) + copies
+            sequence.blocks += self.pool.take(copies)
+            self.offload.use(sequence.request.chain, len(hits), end)
+            self.pool.store(sequence.request.chain, sequence.blocks, len(hits), end)
+            sequence.stored_blocks = end
         if sequence.is_resumed:
             self.counters.resumed_queries += sequence.tokens
             self.counters.resumed_hits += hit_tokens
         else:
             self.counters.prefix_queries += sequence.tokens
             self.counters.prefix_hits += hit_tokens
+            self.counters.external_queries += (sequence.tokens - hit_tokens) if self.offload is not None else 0
+            self.counters.external_hits += copied_tokens
             sequence.is_resumed = True
 
     def _prefill(self, sequence: Sequence, count: int, flight: Flight) -> None:
@@ -302,10 +276,7 @@ class Scheduler:
         sequence.decode_from(flight.step)
         flight.news[sequence] = 0
         if sequence.phase is Phase.DECODING:
-            self.decoding += 1
-            self._offsets += sequence.offset
-            self._youngest_decoding = max(self._youngest_decoding, sequence.number)
-            self._await(sequence, flight.step)
+            self.decoding.enter(sequence, flight.step)
 
     def _grow(self, sequence: Sequence, flight: Flight, pending: Flight | None) -> None:
         """Compute a token that is more than counted: it needs a block, fills one, or is the last."""
@@ -320,14 +291,16 @@ class Scheduler:
             full = 0
         if sequence.last == flight.step:
             sequence.phase = Phase.ENDING
-            self._leave(sequence)
+            self.decoding.leave(sequence)
         else:
-            self._await(sequence, flight.step)
+            self.decoding.wait(sequence, flight.step)
         if full or sequence.phase is Phase.ENDING:
             flight.news[sequence] = full
 
     def _store(self, sequence: Sequence, full_blocks: int) -> None:
         full_blocks = min(full_blocks, sequence.chain_blocks)
+        if self.offload is not None and sequence.stored_blocks < full_blocks:
+            self._filled.append((sequence.request.chain, sequence.stored_blocks, full_blocks))
         self.pool.store(sequence.request.chain, sequence.blocks, sequence.stored_blocks, full_blocks)
         sequence.stored_blocks = max(sequence.stored_blocks, full_blocks)
 
@@ -341,7 +314,7 @@ class Scheduler:
         if sequence.phase >= Phase.DECODING:
             sequence.generated = sequence.produced_after(self.step) - is_under_way
         if sequence.phase is Phase.DECODING:
-            self._leave(sequence)
+            self.decoding.leave(sequence)
         if is_under_way and pending is not None:
             pending.stale.append(sequence)
             pending.news.pop(sequence, None)
@@ -355,12 +328,6 @@ class Scheduler:
         sequence.phase = Phase.WAITING
         self.waiting.put_back(sequence)
         self.counters.preemptions += 1
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Count a sequence out of those that decode."""
-        self.decoding -= 1
-        self._offsets -= sequence.offset
-        sequence.ticket = 0
 
     def _begin_answer(self, sequence: Sequence, first: list[RequestId]) -> None:
         first.append(sequence.request.id)
@@ -400,23 +367,6 @@ class Scheduler:
 
     def _missing_blocks(self, sequence: Sequence, end: int) -> int:
         return max(0, self._blocks_for(end) - len(sequence.blocks))
-
-    def _await(self, sequence: Sequence, step: int) -> None:
-        """Note when a decoding sequence has to be looked at next; what was noted before is void."""
-        self._tickets += 1
-        sequence.ticket = self._tickets
-        sequence.due = sequence.plan(step, self.pool.block_size)
-        heappush(self._due, (sequence.due, sequence.number, sequence.ticket, sequence))
-
-    def _take_due(self, step: int) -> list[Sequence]:
-        """Return the decoding sequences that have to be looked at in this step, in the order of their admission."""
-        due = []
-        heap = self._due
-        while heap and heap[0][0] <= step:
-            _, _, ticket, sequence = heappop(heap)
-            if ticket == sequence.ticket:
-                due.append(sequence)
-        return due
 
 
 def _number(sequence: Sequence) -> int:

@@ -48,6 +48,17 @@ class Limits(Struct, frozen=True, kw_only=True):
             raise ValueError(f"watermark must be from 0 to 1 (a share of the blocks), got {self.watermark}")
 
 
+class Offload(Struct, frozen=True):
+    """CPU memory behind the engine's cache. What is found there is copied back before the prompt's first chunk.
+
+    The step that admits a sequence waits for its copy; vLLM lets others run meanwhile, so those are slightly too slow.
+    Copies to CPU memory cost nothing here: they run beside the steps.
+    """
+
+    num_blocks: int
+    block_copy_fs: int  # time to copy one block back, in femtoseconds
+
+
 class Step(Struct, frozen=True):
     """The first half of a step: what was scheduled."""
 
@@ -81,6 +92,8 @@ class Counters(Struct):
     prefix_hits: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
+    external_queries: int = 0  # looked up in CPU memory: what the engine's own cache had not
+    external_hits: int = 0
     preemptions: int = 0  # times
     prompt_tokens: int = 0  # of sequences whose prompt was computed
     generation_tokens: int = 0

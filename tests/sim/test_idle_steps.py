@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.replica import Limits, RequestId, SimReplica, SimRequest, Step, StepResult
+from kvroute.sim.replica import Limits, Offload, RequestId, SimReplica, SimRequest, Step, StepResult
 from tests.kv.notation import chain
 
 SIZE = 4
@@ -51,10 +51,10 @@ class Player:
         self.notes.append((self.steps, self.passed_fs, replica.pool.used_fraction, replica.running, replica.waiting))
 
 
-def played(seed: int, usable: int, limits: Limits, *, skips: bool) -> Player:
+def played(seed: int, usable: int, limits: Limits, offload: Offload | None, *, skips: bool) -> Player:
     """Add, abort and reset at random between random numbers of steps."""
     rng = random.Random(seed)
-    player = Player(SimReplica(BlockPool(usable + 1, SIZE), limits), skips=skips)
+    player = Player(SimReplica(BlockPool(usable + 1, SIZE), limits, offload=offload), skips=skips)
     for number in range(rng.randint(1, 25)):
         player.play(rng.choice((0, 1, 2, 5, 30, 100)))
         if number and rng.random() < 0.2:
@@ -79,8 +79,9 @@ def played(seed: int, usable: int, limits: Limits, *, skips: bool) -> Player:
     st.sampled_from(["fcfs", "priority"]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, Offload(20, 10**11), Offload(200, 10**11)]),
 )
-def test_skipping_and_single_steps_give_the_same_result(seed, usable, budget, seqs, policy, is_async, reserve):
+def test_skipping_and_single_steps_give_the_same_result(seed, usable, budget, seqs, policy, is_async, reserve, offload):
     """Admissions, hits, preemptions, tokens, events, usage, counters and times agree."""
     limits = Limits(
         max_num_batched_tokens=budget,
@@ -89,7 +90,7 @@ def test_skipping_and_single_steps_give_the_same_result(seed, usable, budget, se
         async_scheduling=is_async,
         reserve_full_prompt=reserve,
     )
-    skipped, single = (played(seed, usable, limits, skips=skips) for skips in (True, False))
+    skipped, single = (played(seed, usable, limits, offload, skips=skips) for skips in (True, False))
     assert skipped.notes == single.notes
     assert skipped.replica.counters == single.replica.counters
     assert skipped.replica.pool.queue() == single.replica.pool.queue()

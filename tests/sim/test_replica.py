@@ -6,13 +6,15 @@ share of blocks held after it, prompt tokens looked up / found in the cache so f
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import StepWork, default_time
-from kvroute.sim.replica import Limits, RequestId, SimReplica, SimRequest
+from kvroute.sim.engine import FS, StepWork, default_time
+from kvroute.sim.replica import Limits, Offload, RequestId, SimReplica, SimRequest
 from tests.kv.notation import chain, written
 
 SIZE = 4
@@ -295,3 +297,43 @@ def test_every_request_that_fits_is_answered_in_full(requests, budget, seqs, res
             break
     assert produced == outputs
     assert replica.pool.free_blocks == replica.pool.usable_blocks
+
+
+def offloaded(usable: int = 8, blocks: int = 64, **limits: Any) -> SimReplica:
+    pool = BlockPool(usable + 1, SIZE)
+    return SimReplica(pool, Limits(**limits), default_time(), Offload(blocks, block_copy_fs=FS))
+
+
+def test_what_the_cache_lost_comes_back_from_cpu_memory_at_its_price():
+    """A prompt hits what CPU memory has after the cache's own hits, and its step waits for the copy."""
+    replica = offloaded()
+    replica.add(request("A", 16, 1))
+    assert line(replica).endswith("S[A0,A1,A2,A3]<-None S[A0]<-None S[A1]<-A0 S[A2]<-A1 S[A3]<-A2")
+    replica.add(request("B", 28, 1))
+    replica.step()
+    replica.add(request("C", 20, 1, "A20"))
+    step, result = replica.step()
+    assert (step.admitted, step.scheduled) == ({"C": 16}, {"C": 4})
+    assert step.duration_fs == 3 * FS + default_time().step_fs(StepWork(prefills=((16, 4),)))
+    assert written(result.events) == "R[B6] R[B5] R[B4] S[A1,A2,A3]<-A0 R[B3] S[A4]<-A3 S[A4]<-A3"
+    assert [event.medium for event in result.events] == ["GPU"] * 6 + ["CPU"]
+    counters = replica.counters
+    assert (counters.prefix_hits, counters.external_queries, counters.external_hits) == (4, 16 + 28 + 16, 12)
+
+
+def test_a_reset_may_leave_cpu_memory_or_empty_it_too():
+    """The engine's own cache can be emptied alone."""
+    replica = offloaded()
+    for external, cached in ((False, 12), (True, 0)):
+        replica.add(request("A", 16, 1))
+        replica.step()
+        assert replica.reset(external=external)
+        replica.add(request("C", 16, 1, "A20"))
+        assert replica.step()[0].admitted == {"C": cached}
+        replica.reset(external=True)
+
+
+def test_priorities_need_their_policy():
+    """As at vLLM, a priority under first come, first served is an error."""
+    with pytest.raises(ValueError, match="priority"):
+        engine(8, budget=64).add(request("A", 4, 2, priority=1))
