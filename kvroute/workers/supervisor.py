@@ -142,6 +142,8 @@ class Supervisor:
         except OSError as error:
             trouble = f"`workers`: no process can be started: {error}"
         finally:
+            if worker is not None:
+                worker.kill()  # in vain, unless this was our own mistake
             self._gone(post, worker, words, trouble)
 
     def _served(self, post: Post) -> None:
