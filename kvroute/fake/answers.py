@@ -57,6 +57,7 @@ class Studio:
                 tokens=TokenBytes(script.prompt + script.ids),
                 cache_salt=ask.cache_salt,
                 session=ask.session,
+                reports_hits=ask.reports_hits,
             )
             for request, script in zip(requests, scripts, strict=True)
         ]

@@ -201,6 +201,8 @@ class Driver:
             for request, cached_tokens in step.admitted.items():
                 admitted = self._live[request]
                 admitted.cached_tokens, admitted.clocked.admitted_s = cached_tokens, began_s
+                if self.feed is not None:
+                    self.feed.admitted(request, cached_tokens // self.replica.pool.block_size)
             due = max(due, loop.time()) + step.duration_s * self.slowdown
             delay = due - loop.time()
             await asyncio.sleep(delay if delay > COALESCE_S else 0)

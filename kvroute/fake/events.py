@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, msgpack
 
 from kvroute.fake.publisher import EventPublisher
-from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, TokenBytes, hashes_of
+from kvroute.kv.chain import TOKEN_BYTES, BlockHash, PrefixChain, TokenBytes, hashes_of
 from kvroute.kv.pool import CacheEvent, Cleared, Stored
 from kvroute.sim.replica import RequestId
 
@@ -31,6 +31,7 @@ class Story(Struct, frozen=True, kw_only=True, eq=False):
     tokens: TokenBytes  # prompt and answer
     cache_salt: str | None = None
     session: str | None = None
+    reports_hits: bool = False  # blocks that it finds in the cache are told again (kv_cache_report_mode "full")
 
 
 class EventFeed:
@@ -42,6 +43,7 @@ class EventFeed:
         self._stories: dict[RequestId, Story] = {}
         self._at: dict[int, tuple[int, list[Story]]] = {}  # block hash -> its place in the chain, and who has it
         self._left: deque[tuple[int, RequestId]] = deque()  # with the step after which it may be forgotten
+        self._again: list[CacheEvent] = []  # blocks to be told again with the step under way
         self._steps = 0
 
     @property
@@ -55,6 +57,13 @@ class EventFeed:
         for place, block_hash in enumerate(hashes_of(story.chain)):
             self._at.setdefault(block_hash, (place, []))[1].append(story)
 
+    def admitted(self, request: RequestId, hit_blocks: int) -> None:
+        """Learn how many blocks a sequence found in the cache."""
+        story = self._stories[request]
+        if story.reports_hits and hit_blocks:
+            found = tuple(map(BlockHash, hashes_of(story.chain)[:hit_blocks]))
+            self._again.append(Stored(found, None))
+
     def left(self, request: RequestId) -> None:
         """Learn that a sequence has ended, however."""
         if len(self._left) < LEFT_LIMIT:
@@ -64,7 +73,8 @@ class EventFeed:
 
     def stepped(self, events: Sequence[CacheEvent]) -> None:
         """Publish what a step changed, if anything."""
-        told = [event for event in map(self._told, events) if event]
+        told = [event for event in map(self._told, [*self._again, *events]) if event]
+        self._again.clear()
         if told:
             self.publisher.publish(msgpack.encode([time.time(), told, RANK]))
         self._steps += 1

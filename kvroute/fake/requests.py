@@ -35,6 +35,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     is_endless: bool  # ignore_eos: the answer goes on to max_tokens
     cache_salt: str | None
     session: str | None  # named in events; nothing else follows from it
+    reports_hits: bool  # events tell again which blocks were found in the cache
     is_stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -197,6 +198,7 @@ def _ask(
         is_endless=bool(body.get("ignore_eos")),
         cache_salt=_salt(body),
         session=body["session_id"] if isinstance(body.get("session_id"), str) else None,
+        reports_hits=_option(body, "vllm_xargs", "kv_cache_report_mode") == "full",
         is_stream=is_stream,
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage")) and bool(options.get("continuous_usage_stats")),
@@ -242,6 +244,11 @@ def _salt(body: dict[str, Any]) -> str | None:
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise refused("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
     return salt
+
+
+def _option(body: dict[str, Any], group: str, name: str) -> Any:
+    options = body.get(group)
+    return options.get(name) if isinstance(options, dict) else None
 
 
 def _integer(body: dict[str, Any], name: str) -> int | None:
