@@ -23,20 +23,19 @@ def script_of(seed: int) -> Script:
     rng = random.Random(seed)
     settings = _settings(rng)
     writer = _Writer(rng, settings)
-    return {"settings": settings, "rounds": [writer.round() for _ in range(rng.choice((40, 80, 150)))]}
+    return {"settings": settings, "rounds": [writer.round() for _ in range(rng.choice((40, 80, 150, 250)))]}
 
 
 def _settings(rng: random.Random) -> dict[str, Any]:
-    block_size = rng.choice((1, 2, 3, 4, 4, 4, 8, 16))
     return {
-        "block_size": block_size,
-        "num_blocks": rng.choice((5, 9, 9, 17, 33, 65)),
-        "max_num_batched_tokens": rng.choice((1, 2, 5, 8, 16, 16, 64, 64, 512)),
-        "max_num_seqs": rng.choice((1, 2, 3, 5, 8, 32)),
-        "max_model_len": 4096,
-        "long_prefill_token_threshold": rng.choice((0, 0, 0, 1, 4, 7)),
+        "block_size": rng.choice((1, 2, 3, 4, 4, 4, 8, 16, rng.randint(1, 40))),
+        "num_blocks": rng.choice((3, 5, 9, 9, 17, 33, 65, rng.randint(3, 120))),
+        "max_num_batched_tokens": rng.choice((1, 2, 5, 8, 16, 16, 64, 64, 512, rng.randint(1, 300))),
+        "max_num_seqs": rng.choice((1, 2, 3, 5, 8, 32, rng.randint(1, 64))),
+        "max_model_len": 1 << 16,
+        "long_prefill_token_threshold": rng.choice((0, 0, 0, 1, 4, 7, rng.randint(1, 40))),
         "reserve_full_prompt": rng.random() < 0.7,
-        "watermark": rng.choice((0.0, 0.0, 0.0, 0.1, 0.25)),
+        "watermark": rng.choice((0.0, 0.0, 0.0, 0.1, 0.25, 0.5 * rng.random())),
         "policy": rng.choice(("fcfs", "fcfs", "priority")),
         "async_scheduling": rng.random() < 0.4,
     }
@@ -52,19 +51,22 @@ class _Writer:
         self.texts: list[list[int]] = [self._tokens(rng.randint(1, self.room)) for _ in range(rng.randint(1, 4))]
         self.rate = rng.choice((0.05, 0.2, 0.5, 1.0))
         self.abort_rate = rng.choice((0.0, 0.0, 0.05, 0.2))
-        self.longest_answer = rng.choice((1, 4, 12, 40))
+        self.longest_answer = rng.choice((1, 4, 12, 40, 150))
+        self.burst = rng.choice((1, 6, 20))
 
     def round(self) -> dict[str, Any]:
         """One round: what happens before the step, and what while it runs."""
         ops: list[list[Any]] = []
-        while self.rng.random() < self.rate and len(ops) < 6:
+        while self.rng.random() < self.rate and len(ops) < self.burst:
             ops.append(["add", self._request()])
-        if self.names and self.rng.random() < self.abort_rate:
+        while self.names and self.rng.random() < self.abort_rate:
             ops.append(["abort", self.rng.choice(self.names)])
         if self.rng.random() < 0.03:
             ops.append(["reset", None])
-        is_cut = bool(self.names) and self.rng.random() < self.abort_rate
-        return {"ops": ops, "mid": [self.rng.choice(self.names)] if is_cut else []}
+        mid: list[str] = []
+        while self.names and self.rng.random() < self.abort_rate:
+            mid.append(self.rng.choice(self.names[-8:]))
+        return {"ops": ops, "mid": mid}
 
     def _request(self) -> dict[str, Any]:
         answer = self._tokens(self.rng.randint(1, self.longest_answer))
