@@ -1,9 +1,10 @@
 """The engine side: answers chats with what the request says it should, much cheaper than any router can pass them on.
 
-    python benchmarks/_engine.py PORT
+    python benchmarks/_engine.py PORT [EVENTS]
 
 A body ends with `"report":[prompt,completion,cached]}`: the usage that a real engine would state for it. A streamed
-body gets CHUNKS events, one every CHUNK_S. /metrics, /health and /v1/models answer as vLLM does.
+body gets CHUNKS events, one every CHUNK_S. /metrics, /health and /v1/models answer as vLLM does; so does
+/kv_event_sources, where EVENTS is the endpoint of a publisher.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ vllm:num_requests_waiting{{engine="0",model_name="bench"}} 0.0
 vllm:kv_cache_usage_perc{{engine="0",model_name="bench"}} 0.0
 vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="4000000",engine="0"}} 1.0
 """.encode()
+SOURCES = b'{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"%b","replay_endpoint":null,"topic":""}}'
 REPORT = re.compile(rb'"report":\[(\d+),(\d+),(\d+)\]\}$')
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
@@ -84,6 +86,8 @@ class Connection(asyncio.Protocol):
                 asyncio.get_running_loop().call_later(CHUNK_S, self.pour, CHUNKS, last)
             else:
                 self.transport.write(answer(prompt, completion, cached))
+        elif b" /kv_event_sources " in head[:40] and len(sys.argv) > 2:
+            self.transport.write(whole(b"application/json", SOURCES % sys.argv[2].encode()))
         elif b" /metrics " in head[:40]:
             self.transport.write(whole(b"text/plain; version=0.0.4", METRICS))
         else:

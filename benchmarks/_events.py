@@ -1,9 +1,9 @@
 """Engines that only publish: the KV events of many busy engines, encoded beforehand, sent when told to.
 
-    python _events.py ENGINES STEPS BLOCKS_PER_S
+    python _events.py ENGINES STEPS BLOCKS_PER_S PARTS
 
 Each engine fills prompts of 100 blocks in steps of 32, over one shared beginning, and evicts as much, oldest prompt
-first and tail first, one event a block, as vLLM does. Lines on stdin: begin to fill the caches, begin to measure, end.
+first and tail first, one event a block, as vLLM does. Lines on stdin: begin to fill the caches, begin each part, end.
 Endpoints are printed, one a line, then `ready`; after each part, how many blocks it stored and removed. A rate of 0 is
 as fast as it goes.
 """
@@ -76,7 +76,7 @@ def removed(name: int) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0}
 
 
-def main(engines: int, steps: int, blocks_per_s: int) -> None:
+def main(engines: int, steps: int, blocks_per_s: int, parts: int) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sockets = []
     for _ in range(engines):
@@ -85,12 +85,13 @@ def main(engines: int, steps: int, blocks_per_s: int) -> None:
         print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
         sockets.append(socket)
     makers = [Engine(number) for number in range(engines)]
-    script = [[maker.step() for maker in makers] for _ in range(WARM_STEPS + steps)]
+    script = [[maker.step() for maker in makers] for _ in range(WARM_STEPS + parts * steps)]
     print("ready", flush=True)
     sys.stdin.readline()
     play(sockets, script[:WARM_STEPS], 0, WARM_BLOCKS_PER_S)
-    sys.stdin.readline()
-    play(sockets, script[WARM_STEPS:], WARM_STEPS, blocks_per_s)
+    for first in range(WARM_STEPS, len(script), steps):
+        sys.stdin.readline()
+        play(sockets, script[first : first + steps], first, blocks_per_s)
     sys.stdin.readline()  # the sockets stay open until they are no longer wanted
 
 

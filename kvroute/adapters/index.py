@@ -97,7 +97,10 @@ class Index(Protocol):
         """
 
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
-        """Note that a request found so many blocks of its chain in the cache: of use where events were lost."""
+        """Note that a request was answered, and found so many blocks of its chain in the cache.
+
+        That ends its promise, and where events were lost it says what is true.
+        """
 
     def is_exact(self, replica: ReplicaId) -> bool:
         """Whether a member's own events say what it holds."""
@@ -137,7 +140,9 @@ class MemoryIndex:
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note what a request found in the cache."""
         if replica in self._feeds:
-            self._feeds[replica][0].delivered(chain, held_blocks)
+            feed, promised = self._feeds[replica]
+            promised.keep(chain)
+            feed.delivered(chain, held_blocks)
 
     def is_exact(self, replica: ReplicaId) -> bool:
         """Whether a member's own events say what it holds."""

@@ -132,6 +132,8 @@ class RedisIndex:
         if shard is None:
             return
         member = shard.members[replica]
+        if member.promised is not None:
+            member.promised.keep(chain)
         if not shard.is_ready or not shard.is_fed(member):
             return
         if member.writer is not None and member.writer.feed.is_owner:

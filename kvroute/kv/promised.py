@@ -1,8 +1,9 @@
 """What a router has just sent to replicas whose events say what they hold, until those events can have come.
 
 An engine tells of a block only after the step that filled it. Requests with one prompt that come at once would find
-nobody who holds it, and scatter; so for a short while what was sent counts as held. Two generations of what was sent,
-each for half of LIFE_S: the older is dropped whole, and nothing is searched. Bounded by the replica's capacity.
+nobody who holds it, and scatter; so until the answer, and for a short while at most, what was sent counts as held. Two
+generations of what was sent, each for half of LIFE_S: the older is dropped whole, and nothing is searched. Bounded by
+the replica's capacity.
 
 It does not know whether the engine has told of a block meanwhile: whoever asks takes the deeper of both.
 """
@@ -32,6 +33,11 @@ class Promised:
         """Note that a chain was not computed beyond its first blocks after all."""
         self._young.correct(chain, held_blocks)
         self._old.correct(chain, held_blocks)
+
+    def keep(self, chain: PrefixChain) -> None:
+        """Note that a chain was computed, so that the engine has told of it; what others were sent still counts."""
+        self._young.forget(chain)
+        self._old.forget(chain)
 
     def held(self, chain: PrefixChain, now_s: float) -> int:
         """Return how many leading blocks of a chain were sent."""

@@ -134,6 +134,12 @@ class Residency:
         evicted.append(self._shorten(node, cut))
         return Change(held, None, tuple(evicted))
 
+    def forget(self, chain: PrefixChain) -> None:
+        """Drop the tail of a chain, as far up as no other chain shares it. Nothing is reported."""
+        node, at = self._find(chain, len(chain))
+        if node.parent is not None and at == len(chain) == node.end and not node.children:
+            self._shorten(node, 0)
+
     def chains(self) -> Iterator[tuple[PrefixChain, int]]:
         """Yield every chain to a leaf, oldest first, with the count of its leading blocks that were yielded before.
 

@@ -104,7 +104,8 @@ class Learner:
             self._stats.answers_not_learnt += 1
             return
         self._stats.answers_learnt += 1
-        self._index.record(lesson.replica, chain)
+        if not self._index.is_exact(lesson.replica):  # else its own events tell
+            self._index.record(lesson.replica, chain)
 
 
 def completes_block(prompt: Prompt, usage: Usage) -> bool:

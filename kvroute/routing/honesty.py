@@ -1,9 +1,9 @@
 """How far the index is right about each replica: what it predicted against what was delivered, of late.
 
-Sums that forget, so that a replica is judged by its last hundred requests or so. One that delivers clearly less than
+Sums that forget, so that a replica is judged by its last hundred requests or so. One that delivers far less than was
 predicted (prefix caching is off, events are lost unseen, its tokens are others than ours) is *distrusted*: its holdings
-count in proportion to what it delivers, until it delivers again. Small shortfalls are usual, since a last block may
-still be under way, and change nothing. Delivering more than predicted is no fault.
+count in proportion to what it delivers, until it delivers again. Lesser shortfalls are usual where a cache is full, and
+change nothing. Delivering more than predicted is no fault.
 
 This file does not know blocks, indexes or clocks.
 """
@@ -18,7 +18,9 @@ from kvroute.routing.replica import ReplicaId
 
 MEMORY = 0.99  # weight of the past with each request
 PREDICTED_MIN = 8  # requests with a prediction, before anything is concluded
-SHORT, MENDED = 0.75, 0.9  # share delivered, below which trust ends, and above which it returns
+SHORT, MENDED = 0.3, 0.5
+"""Share delivered, below which trust ends, and above which it returns. A cache under pressure evicts between prediction
+and admission: a real engine of 72 blocks delivered 62 % to eight clients, and its index was right."""
 REPLICAS_MAX = 10_000
 
 

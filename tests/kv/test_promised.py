@@ -35,6 +35,17 @@ def test_what_was_not_computed_is_taken_back():
     assert promised.held(chain(1, 2, 3), 0.1) == 1
 
 
+def test_an_answer_ends_the_promise():
+    """What was computed is the engine's to tell; what others share with it, or were sent below it, still counts."""
+    promised = Promised(100)
+    for one in (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7)):
+        promised.record(one, 0.0)
+    for one in (chain(1, 2, 3), chain(1, 2), chain(1, 2, 4, 9), chain(8)):
+        promised.keep(one)
+    held = [promised.held(one, 0.1) for one in (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7))]
+    assert held == [2, 4, 1]
+
+
 def test_promises_are_bounded():
     """No more is remembered than the replica can hold."""
     promised = Promised(4)

@@ -17,18 +17,18 @@ def observed(honesty: Honesty, predicted: int, delivered: int, times: int) -> li
 def test_who_delivers_is_believed():
     """Full and slightly short deliveries, and those beyond prediction, change nothing."""
     honesty = Honesty()
-    for delivered in (1000, 984, 2000):
+    for delivered in (1000, 984, 600, 2000):
         assert not any(observed(honesty, 1000, delivered, 50))
     assert honesty.discounted({R0: 500, R1: 7}) == {R0: 500, R1: 7}
     assert honesty.records[R0].unpredicted > 0
 
 
 def test_who_does_not_deliver_is_distrusted_once():
-    """After enough requests a replica that delivers half counts for half; that it fell is said once."""
+    """After enough requests a replica that delivers a fifth counts for a fifth; that it fell is said once."""
     honesty = Honesty()
-    falls = observed(honesty, 1000, 500, 30)
+    falls = observed(honesty, 1000, 200, 30)
     assert (falls.index(True), sum(falls)) == (PREDICTED_MIN, 1) or falls[PREDICTED_MIN - 1 :].count(True) == 1
-    assert honesty.discounted({R0: 500, R1: 7}) == {R0: 250, R1: 7}
+    assert honesty.discounted({R0: 500, R1: 7}) == {R0: pytest.approx(100, abs=1), R1: 7}
     assert honesty.records[R0].is_distrusted
 
 
@@ -57,7 +57,7 @@ def test_a_restart_is_a_new_beginning():
     assert (honesty.discounted({R0: 1000}), dict(honesty.records)) == ({R0: 1000}, {})
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.74])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.29])
 def test_holdings_count_by_what_is_delivered(share):
     """The discount is the share that is delivered."""
     honesty = Honesty()
