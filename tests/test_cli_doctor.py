@@ -123,6 +123,13 @@ def test_kv_events_are_heard(tmp_path):
         assert done.returncode == 0
 
 
+def test_events_that_the_settings_do_not_want(pool):
+    """With events.mode off nothing is said about them."""
+    done = run(pool[0], "--json", env={**os.environ, "KVROUTE_EVENTS__MODE": "off"})
+    [verdict] = json.loads(done.stdout)["replicas"]
+    assert "kv events" not in {one["check"] for one in verdict["findings"]}
+
+
 async def test_replicas_behind_https(pool, tmp_path):
     """The authority that the settings name is believed; without it the certificate is the finding, with its remedy."""
     files = make_certificates(tmp_path)
@@ -143,6 +150,7 @@ async def test_replicas_behind_https(pool, tmp_path):
         (["gpu1:8000"], "http://"),
         (["http://127.0.0.1:9", "--redis", "http://a"], "redis://"),
         (["http://127.0.0.1:9", "--tokenizer", "/absent"], "/absent holds no tokenizer.json"),
+        (["http://127.0.0.1:9", "--kv-events", "gpu1:5557"], "tcp://HOST:PORT"),
         (["http://127.0.0.1:9", "--api-key", "two words"], "api_key"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -10,7 +11,9 @@ from kvroute.adapters.event_sources import EventSource
 from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.errors import ConfigError
 from kvroute.fake.publisher import EventPublisher, PublisherConfig
+from kvroute.fake.server import build_replica, serve_replica
 from kvroute.routing.findings import EventsFacts
+from tests.adapters.between import between
 from tests.processes import free_port
 
 STORED = msgspec.msgpack.encode([1.0, [["BlockStored", [7], None, list(range(32)), 32, None, "GPU"]], 0])
@@ -97,8 +100,24 @@ async def test_endpoints_that_are_given_are_those_of_rank_0():
         ("tcp://gpu1:5557", "tcp://gpu1:5657"),
         ("tcp://gpu1:5558", "tcp://gpu1:5658"),
     ]
-    with pytest.raises(ConfigError, match="--kv-events"):
+    with pytest.raises(ConfigError, match="`events`"):
         await sources_of(client, EventEndpoints("ipc:///tmp/x"), [0, 1])
+
+
+async def test_the_only_engine_behind_a_url_may_have_any_rank():
+    """Under an external balancer each server is one rank, and counts itself as rank 0 or as its own number."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5560"}
+
+    def edit(path, status, body):
+        return 200, msgspec.json.encode({"3": config})
+
+    runner, replica = await serve_replica(build_replica())
+    try:
+        async with between([replica], edit) as url, aiohttp.ClientSession() as session:
+            found = await sources_of(ReplicaClient(session, url, None, 5.0), EventEndpoints(), [0])
+    finally:
+        await runner.cleanup()
+    assert {rank: one.endpoint for rank, one in found.items()} == {0: "tcp://127.0.0.1:5560"}
 
 
 async def test_a_publisher_may_come_late(engine):
