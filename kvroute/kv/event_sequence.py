@@ -83,7 +83,6 @@ class EventSequence:
         self._is_unsure = False  # a new connection was made, and nothing has shown yet that it is the same life
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
-        self._has_overflowed = False
         self._is_asking = False  # a replay is wanted or under way
         self._failures = 0
         self._answer: _Answer | None = None  # the replay under way
@@ -149,7 +148,6 @@ class EventSequence:
         start = self.wanted
         assert start is not None, "no replay is wanted"
         self.counters.replays += 1
-        self._has_overflowed = False
         self._answer = _Answer(stale=len(self._held), is_last=self._failures == ATTEMPTS - 1)
         return start
 
@@ -178,8 +176,6 @@ class EventSequence:
         if is_complete and not answer.is_over:
             if not answer.has_begun and self._position is not None:
                 self._begin_life()  # it has not counted so far as the engine that we knew: ask again, from 0
-            elif self._has_overflowed:
-                self._failures = 0  # live batches had to be dropped: ask again
             else:
                 self._settle(answer.stale)
         elif answer.has_brought:
@@ -286,8 +282,7 @@ class EventSequence:
     def _hold(self, seq: int, payload: bytes) -> None:
         if len(self._held) >= HELD_LIMIT or self._held_bytes + len(payload) > HELD_BYTES:
             self.counters.overflows += 1
-            self._has_overflowed = True
-            self._release()
+            self._release()  # the batch that is held next shows that these are missing
             if self._answer is not None:
                 self._answer.stale = 0
         self._held.append((seq, payload))

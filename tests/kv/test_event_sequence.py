@@ -261,6 +261,19 @@ def test_batches_around_a_reconnection_are_of_either_life(can_replay):
         assert log.told == [*batches("a", 0, 1), *batches("b", 2, 2), "gap 2-2", *batches("b", 3, 3)]
 
 
+def test_an_old_number_that_nobody_remembers_is_asked_about():
+    """It may be a late repeat, or a new life: the replay tells."""
+    for life, told in (("a", []), ("b", ["new life", *batches("b", 0, 4)])):
+        sequence, log = begin(at("a", 9))
+        answer(sequence, "a", range(10))
+        live(sequence, life, 4)
+        assert (sequence.wanted, log.told) == (9, [])
+        kept = range(10) if life == "a" else range(5)
+        while sequence.wanted is not None:
+            answer(sequence, life, kept)
+        assert log.told == told
+
+
 def test_going_back_hands_on_again():
     """What was lost further on is taken once more, from the position that was kept."""
     sequence, log = begin()
@@ -318,12 +331,22 @@ def settle(sequence, engine):
         engine.wire = []
         if sequence.wanted is None:
             return
-        replay_once(sequence, engine, cut=None, hole=None)
+        replay_once(sequence, engine, cut=None, hole=None, meanwhile=0)
     raise AssertionError("it never stops asking")
 
 
-def replay_once(sequence, engine, cut, hole):
-    batches = engine.replay(sequence.ask())
+def replay_once(sequence, engine, cut, hole, meanwhile):
+    """Ask, and answer: `cut` short, with a `hole`, or neither; so many batches are published and heard meanwhile."""
+    start = sequence.ask()
+    for _ in range(meanwhile // 2):
+        engine.publish(False)
+    batches = engine.replay(start)
+    for _ in range(meanwhile - meanwhile // 2):
+        engine.publish(False)
+    if meanwhile:
+        for seq, payload in engine.wire:
+            sequence.live(seq, payload)
+        engine.wire = []
     for number, (seq, payload) in enumerate(batches[:cut]):
         if number != hole and not sequence.replayed(seq, payload):
             return sequence.answered(is_complete=False)
@@ -333,7 +356,12 @@ def replay_once(sequence, engine, cut, hole):
 ACTS = st.one_of(
     st.tuples(st.just("publish"), st.booleans()),
     st.tuples(st.just("read"), st.integers(1, 6)),
-    st.tuples(st.just("replay"), st.one_of(st.none(), st.integers(0, 4)), st.one_of(st.none(), st.integers(0, 4))),
+    st.tuples(
+        st.just("replay"),
+        st.one_of(st.none(), st.integers(0, 4)),
+        st.one_of(st.none(), st.integers(0, 4)),
+        st.integers(0, 3),
+    ),
     st.tuples(st.just("reconnect"), st.booleans()),
     st.tuples(st.just("restart"), st.integers(0, 6)),
 )
@@ -377,7 +405,7 @@ def test_whatever_happens_what_is_believed_at_rest_is_the_present_life(kept, act
     settle(sequence, engine)
     assert sink.taken == engine.sent[sink.base :]
     assert sink.base + len(sink.taken) == len(engine.sent)
-    broken = any(what[0] == "replay" and what[1:] != (None, None) for what in acts)
+    broken = any(what[0] == "replay" and what[1:3] != (None, None) for what in acts)
     if kept == 1000 and not broken:
         assert sink.base == sink.gaps == 0
 
