@@ -76,11 +76,21 @@ class StoreSettings(Settings, frozen=True):
             check_url(self.url, schemes)
 
 
+class HoldSettings(Settings, frozen=True):
+    """How long, and how much, is kept at the router until memory fits."""
+
+    enabled: bool = True
+    requests_max: Count = 1000
+    bytes_max: Count = 256 << 20
+    wait_s: Seconds = 300.0
+
+
 class RoutingSettings(Settings, frozen=True):
     """How a replica is chosen."""
 
     policy: Policy = "kvroute"
     ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    holds: HoldSettings = HoldSettings()
 
 
 class HardwareSettings(Settings, frozen=True):

@@ -48,6 +48,7 @@ UNTESTED = {
     "routing.demand": "values without behaviour",
     "routing.hold": "values without behaviour",
     "routing.policy": "values without behaviour",
+    "routing.turn": "a small class; test_waiting and test_admission use it",
     "sizing.report": "values without behaviour; test_assemble reads every one",
 }
 

@@ -35,12 +35,14 @@ from kvroute.proxy.handler import Handler, HandlerSettings
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.listener import BACKLOG, Listener
 from kvroute.proxy.peers import Peers
+from kvroute.proxy.placing import Placing
 from kvroute.proxy.question import Asker
 from kvroute.proxy.sharing import Sharing
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.telemetry import Telemetry
 from kvroute.proxy.tenants import Tenants
 from kvroute.routing.account import Account
+from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import ModelCard, Replica
 from kvroute.routing.router import Router
@@ -123,21 +125,27 @@ class Service:
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
         upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
-        dispatch = Dispatch(
+        placing = Placing(
             router=self._router(),
+            ledger=store.ledger,
+            stats=self.stats,
+            fleet_changed=feeds.changed,
+            no_replica_wait_s=config.proxy.no_replica_wait_s,
+        )
+        dispatch = Dispatch(
+            placing=placing,
             upstream=upstream,
             index=store.index,
-            ledger=store.ledger,
             account=account,
             learner=learner,
             stats=self.stats,
-            fleet_changed=feeds.changed,
             settings=self._dispatch_settings(),
             judge=feeds.judge,
         )
         handler = Handler(
             asker=Asker(store.index, SeenWindow(), self.stats, feeds.honesty),
             dispatch=dispatch,
+            placing=placing,
             catalogue=catalogue,
             cards=self._cards,
             tenants=Tenants(config.tenants.keys, config.tenants.header),
@@ -193,7 +201,18 @@ class Service:
 
     def _router(self) -> Router:
         routing = self.config.routing
-        return Router(self.fleet, routing.policy, SystemRandom(), ttft_weight=routing.ttft_weight)
+        holds = routing.holds
+        return Router(
+            self.fleet,
+            routing.policy,
+            SystemRandom(),
+            ttft_weight=routing.ttft_weight,
+            admission=AdmissionSettings(
+                holds_max=holds.requests_max, hold_bytes_max=holds.bytes_max, hold_s=holds.wait_s
+            )
+            if holds.enabled
+            else None,
+        )
 
     def _upstream_settings(self) -> UpstreamSettings:
         proxy = self.config.proxy
@@ -208,7 +227,6 @@ class Service:
         proxy = self.config.proxy
         return DispatchSettings(
             attempts_max=proxy.attempts_max,
-            no_replica_wait_s=proxy.no_replica_wait_s,
             ask_for_usage=proxy.ask_for_usage,
             expose_prediction=proxy.expose_prediction,
         )

@@ -12,11 +12,9 @@ What the index is told, and why:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Set
-from typing import Protocol
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -29,6 +27,7 @@ from kvroute.proxy import headers
 from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.openai import Inference
+from kvroute.proxy.placing import Placing
 from kvroute.proxy.question import Question
 from kvroute.proxy.relay import BUSY, REPLICAS_FAULT, Delivery, Order, refusal, relay
 from kvroute.proxy.splice import asks_for_usage, with_usage
@@ -38,18 +37,8 @@ from kvroute.routing.account import Account, Entry
 from kvroute.routing.demand import Outcome, Usage
 from kvroute.routing.lease import Lease
 from kvroute.routing.replica import Replica, ReplicaId
-from kvroute.routing.router import Router
 
 log = logging.getLogger("kvroute.dispatch")
-
-LOOK_AGAIN_S = 0.5  # while no replica is available, besides every change of the fleet
-
-
-class Reserve(Protocol):
-    """The part of the shared ledger that confirms a booking."""
-
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
-        """Say whether the tokens fit beside what all routers promised."""
 
 
 class DispatchSettings(Struct, frozen=True, kw_only=True):
@@ -57,7 +46,6 @@ class DispatchSettings(Struct, frozen=True, kw_only=True):
 
     attempts_max: int = 3
     retry_within_s: float = 60.0  # of the arrival; later a failure is final
-    no_replica_wait_s: float = 10.0
     client_stall_s: float = 120.0  # a client that takes nothing for this long has left
     ask_for_usage: bool = True
     expose_prediction: bool = False  # predicted hits let a tenant probe another's cache
@@ -79,27 +67,23 @@ class Dispatch:
     def __init__(
         self,
         *,
-        router: Router,
+        placing: Placing,
         upstream: Upstream,
         index: Index,
-        ledger: Reserve,
         account: Account,
         learner: Learner,
         stats: HandlerStats,
-        fleet_changed: asyncio.Event,
         settings: DispatchSettings,
         judge: Callable[[ReplicaId, Prompt, int, int], None] = lambda replica, prompt, held_blocks, cached_tokens: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._router = router
+        self._placing = placing
         self._upstream = upstream
         self._index = index
-        self._ledger = ledger
         self._account = account
         self._learner = learner
         self._stats = stats
-        self._fleet_changed = fleet_changed
         self._settings = settings
         self._judge = judge
         self._clock = clock
@@ -120,7 +104,7 @@ class Dispatch:
         doubtful: list[Lease] = []  # of replicas that answered with an error of theirs: is it the request's fault?
         while True:
             try:
-                lease = await self._place(question, failed.keys())
+                lease = await self._placing.place(question, failed.keys(), len(body))
             except NoReplica:
                 if failed:  # everyone else has failed; the last failure says more than "nobody"
                     raise list(failed.values())[-1] from None
@@ -141,62 +125,8 @@ class Dispatch:
                 if late or visit.attempts >= self._settings.attempts_max:
                     raise
                 self._stats.retries += 1
-
-    async def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait until the pool is as it should be, or the time for such waits is over."""
-        until_s = self._clock() + self._settings.no_replica_wait_s
-        while not ready() and (left_s := until_s - self._clock()) > 0:
-            await self._wait_for_the_fleet(left_s)
-
-    async def _place(self, question: Question, avoid: Set[ReplicaId]) -> Lease:
-        """Book a place, waiting a bounded time for a replica to become available."""
-        until_s = None
-        while True:
-            now_s = self._clock()
-            try:
-                lease = self._router.place(question.demand, question.hits, now_s, avoid, question.stored)
-                return await self._confirmed(question, avoid, lease) if lease.reserve_tokens else lease
-            except NoReplica:
-                until_s = until_s or now_s + self._settings.no_replica_wait_s
-                left_s = until_s - self._clock()
-                if avoid or left_s <= 0:
-                    raise
-            await self._wait_for_the_fleet(left_s)
-
-    async def _wait_for_the_fleet(self, at_most_s: float) -> None:
-        self._stats.held += 1
-        try:
-            async with asyncio.timeout(min(at_most_s, LOOK_AGAIN_S)):
-                await self._fleet_changed.wait()
-            self._fleet_changed.clear()
-        except TimeoutError:
-            pass
-        finally:
-            self._stats.held -= 1
-
-    async def _confirmed(self, question: Question, avoid: Set[ReplicaId], lease: Lease) -> Lease:
-        """Have a booking confirmed where memory is tight; where another router was faster, choose again."""
-        refused: set[ReplicaId] = set()
-        while lease.reserve_tokens and not await self._is_confirmed(lease):
-            refused.add(lease.replica.id)
-            self._stats.refused_reservations += 1
-            try:
-                lease = self._router.place(
-                    question.demand, question.hits, self._clock(), avoid | refused, question.stored
-                )
-            except NoReplica:
-                return self._router.place(question.demand, question.hits, self._clock(), avoid, question.stored)
-        return lease
-
-    async def _is_confirmed(self, lease: Lease) -> bool:
-        confirmed = False
-        try:
-            limit = lease.replica.capacity_tokens or lease.reserve_tokens
-            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, limit)
-        finally:
-            if not confirmed:
-                lease.refuse(self._clock())
-        return confirmed
+            finally:
+                self._placing.changed()
 
     async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> None:
         """Have one replica answer. A failure is settled and raised; it means that the client has seen nothing."""
@@ -239,6 +169,7 @@ class Dispatch:
         def began() -> None:
             now_s = self._clock()
             lease.began(now_s)
+            self._placing.changed()
             if answer.status == 200:
                 visit.began_s = now_s
 

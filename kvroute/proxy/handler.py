@@ -16,6 +16,7 @@ from kvroute.proxy import headers, openai
 from kvroute.proxy.catalogue import Catalogue, ServedModel
 from kvroute.proxy.dispatch import Dispatch
 from kvroute.proxy.exchange import Exchange
+from kvroute.proxy.placing import Placing
 from kvroute.proxy.question import Asker
 from kvroute.proxy.request import Request
 from kvroute.proxy.request_log import RequestLog
@@ -45,6 +46,7 @@ class Handler:
         *,
         asker: Asker,
         dispatch: Dispatch,
+        placing: Placing,
         catalogue: Catalogue,
         cards: Callable[[], Iterable[ModelCard]],
         tenants: Tenants,
@@ -54,6 +56,7 @@ class Handler:
     ) -> None:
         self._asker = asker
         self._dispatch = dispatch
+        self._placing = placing
         self._catalogue = catalogue
         self._cards = cards
         self._tenants = tenants
@@ -115,7 +118,7 @@ class Handler:
 
     async def _served(self, model: str | None) -> ServedModel:
         """Find a model that is not known, waiting for the first replica where none was seen yet."""
-        await self._dispatch.wait_until(lambda: bool(self._catalogue.names()))
+        await self._placing.wait_until(lambda: bool(self._catalogue.names()))
         served = self._catalogue.find(model)
         if served is not None:
             return served

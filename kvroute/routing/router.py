@@ -108,6 +108,7 @@ class Router:
         avoid: AbstractSet[ReplicaId] = frozenset(),
         hold: Hold | None = None,
         size_bytes: int = 0,
+        stored: Mapping[ReplicaId, int] = NOTHING_STORED,
     ) -> Lease | Hold:
         """Place a request, or say that it has to wait until memory fits.
 
@@ -121,6 +122,7 @@ class Router:
             avoid: replicas that have failed this request already.
             hold: what an earlier call returned for this request; the same may come back.
             size_bytes: of the request, which counts against the bound of all that is held; 0 = estimated.
+            stored: as for `place`.
 
         Raises:
             Overloaded: too much is held already, or this request was held for too long.
@@ -128,11 +130,11 @@ class Router:
         """
         admission = self.admission
         if admission is None:
-            return self.place(demand, hits, now, avoid)
+            return self.place(demand, hits, now, avoid, stored)
         self.fleet.advance(now)
         admission.advance(now)
         members = self._candidates(demand, now, avoid)
-        offers = self._offers(demand, hits, NOTHING_STORED)
+        offers = self._offers(demand, hits, stored)
         ticket = None if hold is None else admission.waiting.get(hold)
         output_tokens = self.fleet.outputs.expect(demand)
         turn = admission.begin(demand, hits, output_tokens) if ticket is None else ticket.turn

@@ -23,10 +23,12 @@ from kvroute.proxy.dispatch import Dispatch, DispatchSettings
 from kvroute.proxy.handler import Handler, HandlerSettings
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.listener import Listener
+from kvroute.proxy.placing import Placing
 from kvroute.proxy.question import Asker
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.tenants import Tenants
 from kvroute.routing.account import Account, Row
+from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import ModelCard, Replica, ReplicaId
 from kvroute.routing.router import Router
@@ -123,6 +125,9 @@ async def pool(
     tenants: Tenants | None = None,
     policy: str = "kvroute",
     models: tuple[str, ...] = (MODEL,),
+    admission: AdmissionSettings | None = None,
+    no_replica_wait_s: float = 0.2,
+    kv_tokens: int = KV_TOKENS,
     **how: object,
 ) -> AsyncIterator[Pool]:
     """Serve the request path before `count` simulated replicas, or before servers that are already there.
@@ -131,12 +136,16 @@ async def pool(
     """
     if urls is None:
         async with (
-            replicas(count, **how) as made,
-            _router(made, dispatch, handler, upstream, tenants, policy, models) as it,
+            replicas(count, kv_tokens=kv_tokens, **how) as made,
+            _router(
+                made, dispatch, handler, upstream, tenants, policy, models, admission, no_replica_wait_s, kv_tokens
+            ) as it,
         ):
             yield it
     else:
-        async with _router(list(urls), dispatch, handler, upstream, tenants, policy, models) as it:
+        async with _router(
+            list(urls), dispatch, handler, upstream, tenants, policy, models, admission, no_replica_wait_s, kv_tokens
+        ) as it:
             yield it
 
 
@@ -149,6 +158,9 @@ async def _router(
     tenants: Tenants | None,
     policy: str,
     models: tuple[str, ...],
+    admission: AdmissionSettings | None,
+    no_replica_wait_s: float,
+    kv_tokens: int,
 ) -> AsyncIterator[Pool]:
     fleet, index, catalogue, stats, changed = Fleet(), MemoryIndex(), Catalogue(), HandlerStats(), asyncio.Event()
     reader = await open_reader("none", None, models[0], None)
@@ -157,22 +169,28 @@ async def _router(
     catalogue.replace({name: ServedModel(ModelEntry(name, BLOCK_SIZE, namespace, reader)) for name in models})
     for url in urls:
         card = tuple(ModelCard(name, 32_768) for name in models)
-        replica = Replica(id=ReplicaId(url), url=url, cards=card, block_size=BLOCK_SIZE, capacity_tokens=KV_TOKENS)
+        replica = Replica(id=ReplicaId(url), url=url, cards=card, block_size=BLOCK_SIZE, capacity_tokens=kv_tokens)
         fleet.join(replica, 0.0)
-        index.join(replica.id, namespace, KV_TOKENS // BLOCK_SIZE)
+        index.join(replica.id, namespace, kv_tokens // BLOCK_SIZE)
     ledger, account, learner, upstream = Ledger(), Account(), Learner(index, stats), Upstream(upstream_settings)
+    placing = Placing(
+        router=Router(fleet, policy, Random(0), admission=admission),
+        ledger=ledger,
+        stats=stats,
+        fleet_changed=changed,
+        no_replica_wait_s=no_replica_wait_s,
+    )
     door = Handler(
         asker=Asker(index, SeenWindow(), stats),
+        placing=placing,
         dispatch=Dispatch(
-            router=Router(fleet, policy, Random(0)),
+            placing=placing,
             upstream=upstream,
             index=index,
-            ledger=ledger,
             account=account,
             learner=learner,
             stats=stats,
-            fleet_changed=changed,
-            settings=dispatch_settings or DispatchSettings(no_replica_wait_s=0.2),
+            settings=dispatch_settings or DispatchSettings(),
         ),
         catalogue=catalogue,
         cards=lambda: [card for replica in fleet.replicas() for card in replica.cards],

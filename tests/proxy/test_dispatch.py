@@ -252,7 +252,7 @@ async def test_many_clients_leave():
 
 async def test_nobody_is_available():
     """With no replica available a request waits for one, and is served when it comes."""
-    async with pool(1, dispatch=DispatchSettings(no_replica_wait_s=10.0)) as it:
+    async with pool(1, no_replica_wait_s=10.0) as it:
         replica = ReplicaId(it.replicas[0])
         it.fleet.set_health(replica, False)
         asking = asyncio.ensure_future(post(it))

@@ -1,0 +1,78 @@
+"""Every wait for a lease ends: by room, by a refusal, by the client's leaving, by its bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from kvroute.routing.admission import AdmissionSettings
+from tests.proxy.harness import Pool, chat, pool
+
+SMALL_TOKENS = 640  # a cache that one of these answers nearly fills
+
+
+def settings(**fields: float) -> AdmissionSettings:
+    return AdmissionSettings(**fields)  # type: ignore[arg-type]
+
+
+Answer = tuple[int, dict[str, str], dict[str, Any]]
+
+
+def asking(it: Pool, number: int) -> asyncio.Task[Answer]:
+    """Send a chat that no other one begins like."""
+
+    async def ask() -> Answer:
+        body = chat(f"{number} " * 40, max_tokens=400)
+        async with it.session.post(it.url + "/v1/chat/completions", json=body) as answer:
+            return answer.status, dict(answer.headers), await answer.json()
+
+    return asyncio.ensure_future(ask())
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Answer]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_what_does_not_fit_waits_and_is_served():
+    """More long answers than the cache holds: some wait at the router, all are answered, and no engine preempts."""
+    async with pool(1, admission=settings(), kv_tokens=SMALL_TOKENS) as it:
+        tasks = [asking(it, number) for number in range(4)]
+        await it.eventually(lambda: it.stats.held, "a request is held")
+        answers = await asyncio.gather(*tasks)
+        assert [answer[0] for answer in answers] == [200] * 4
+        assert not it.stats.held
+        assert not it.in_flight()
+
+
+async def test_a_held_request_whose_client_leaves_is_forgotten():
+    """A client that leaves while it waits leaves nothing behind."""
+    async with pool(1, admission=settings(), kv_tokens=SMALL_TOKENS, speed=5.0) as it:
+        tasks = [asking(it, number) for number in range(4)]
+        await it.eventually(lambda: it.stats.held, "somebody waits")
+        await cancelled(tasks)
+        await it.eventually(lambda: not it.stats.held, "nobody waits any more")
+        await it.eventually(lambda: not it.in_flight(), "no lease is left")
+
+
+async def test_a_wait_that_is_too_long_ends_with_429():
+    """A request that was held for its bound is refused, and told when to come again."""
+    async with pool(1, admission=settings(hold_s=0.2), kv_tokens=SMALL_TOKENS, speed=1.0) as it:
+        tasks = [asking(it, number) for number in range(4)]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        status, head, body = done.pop().result()
+        assert status == 429
+        assert int(head["Retry-After"]) >= 1
+        assert "no memory" in body["error"]["message"]
+        await cancelled(waiting)
+
+
+async def test_no_more_are_held_than_may_be():
+    """Beyond the bound of held requests the next is refused at once."""
+    async with pool(1, admission=settings(holds_max=1), kv_tokens=SMALL_TOKENS, speed=1.0) as it:
+        tasks = [asking(it, number) for number in range(4)]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result()[0] for task in done} == {429}
+        await cancelled(waiting)

@@ -1,0 +1,124 @@
+"""The order of those who wait, and what tenants were served."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvroute.routing.conversations import Conversation
+from kvroute.routing.hold import Hold
+from kvroute.routing.turn import Turn
+from kvroute.routing.waiting import TENANTS_MAX, Served, Ticket, Waiting
+from tests.routing.builders import ask
+
+
+def ticket(number: int, conversation: int, *, size_bytes: int = 10, **fields: object) -> Ticket:
+    """Make a held request; the lower its conversation's number, the older is that."""
+    demand = ask(100, **fields)
+    turn = Turn(demand, Conversation(conversation, demand, 0, 0.0), 10.0, lambda turn, usage: None)
+    return Ticket(Hold(number, demand, 0.0, 60.0, "full"), turn, size_bytes)
+
+
+def line(*tickets: Ticket, served: Served | None = None) -> list[int]:
+    """Return the numbers of holds in the order in which they leave the line."""
+    waiting, order = Waiting(), []
+    for each in tickets:
+        waiting.add(each, is_seated=False)
+    while first := waiting.first("m", served or Served()):
+        waiting.remove(first.hold)
+        order.append(first.hold.number)
+    return order
+
+
+def test_the_oldest_conversation_goes_first():
+    """A conversation that came back keeps the place that its age gives it."""
+    assert line(ticket(1, 30), ticket(2, 10), ticket(3, 20)) == [2, 3, 1]
+
+
+def test_priority_comes_before_age():
+    """Higher goes first."""
+    assert line(ticket(1, 10), ticket(2, 20, priority=5), ticket(3, 30, priority=-1)) == [2, 1, 3]
+
+
+def test_the_tenant_that_was_served_least_goes_first():
+    """A tenant with one request is not behind a hundred of another one."""
+    served = Served()
+    for tenant in "ab":
+        served.enter(tenant)
+    served.serve("a", 1_000, 0)
+    assert line(ticket(1, 1, tenant="a"), ticket(2, 2, tenant="a"), ticket(3, 3, tenant="b"), served=served) == [3, 1, 2]
+
+
+def test_cached_tokens_count_a_tenth():
+    """A tenant whose prompts are cached makes engines do little."""
+    served = Served()
+    served.enter("a")
+    served.serve("a", 200, 5_000)
+    assert served.of("a") == 700
+
+
+def test_nobody_saves_up():
+    """Who comes back after a while starts level with the least served of the others."""
+    served = Served()
+    for tenant in "abc":
+        served.enter(tenant)
+    served.leave("c")
+    served.serve("a", 900, 0)
+    served.serve("b", 500, 0)
+    served.enter("c")
+    assert served.of("c") == 500
+    served.enter("c")
+    served.leave("c")
+    served.leave("c")
+    assert served.busy_tenants == 2
+
+
+def test_tenants_are_bounded():
+    """Names that come and go do not pile up."""
+    served = Served()
+    for number in range(TENANTS_MAX + 10):
+        served.enter(f"t{number}")
+        served.leave(f"t{number}")
+    assert len(served._tokens) == TENANTS_MAX
+
+
+def test_lines_are_by_model_and_seated_turns_stand_beside_them():
+    """A full model does not hold another one's requests; turns with a seat are listed apart, the oldest first."""
+    waiting = Waiting()
+    a, b, c, d = ticket(1, 4, model="a"), ticket(2, 3, model="b"), ticket(3, 2), ticket(4, 1)
+    for each, is_seated in ((a, False), (b, False), (c, True), (d, True)):
+        waiting.add(each, is_seated=is_seated)
+    assert sorted(waiting.models()) == ["a", "b"]
+    assert waiting.first("a", Served()) is a
+    assert waiting.first("m", Served()) is None
+    assert waiting.seated() == [d, c]
+
+
+def test_every_byte_is_given_back_and_moving_counts_once():
+    """A ticket that moves from the line to the seated ones is still one ticket."""
+    waiting, one, two = Waiting(), ticket(1, 1), ticket(2, 2, size_bytes=90)
+    waiting.add(one, is_seated=False)
+    waiting.add(two, is_seated=False)
+    waiting.add(one, is_seated=True)
+    assert (len(waiting), waiting.size_bytes, waiting.line_length("m")) == (2, 100, 1)
+    assert waiting.remove(one.hold) is one
+    assert waiting.remove(one.hold) is None
+    waiting.remove(two.hold)
+    assert (len(waiting), waiting.size_bytes, waiting.models()) == (0, 0, [])
+
+
+def test_a_turn_is_over_once():
+    """Later calls change nothing, whoever makes them."""
+    seen: list[object] = []
+    demand = ask(100)
+    turn = Turn(demand, Conversation(1, demand, 0, 0.0), 10.0, lambda turn, usage: seen.append(usage))
+    turn.over(None)
+    turn.over(None)
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_first_of_a_line_is_the_least_of_all(count: int):
+    """The next is found whatever the order of arrival."""
+    tickets = [ticket(number, (number * 37) % 100) for number in range(count)]
+    ages = {each.hold.number: each.turn.conversation.number for each in tickets}
+    assert [ages[number] for number in line(*tickets)] == sorted(ages.values())
