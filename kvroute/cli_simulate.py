@@ -41,7 +41,7 @@ SECONDS = click.FloatRange(0, 1e6)
     "--block-size", type=click.IntRange(1, 65536), default=16, show_default=True, help="Tokens of a KV block."
 )
 @click.option("--rate", type=float, default=1.0, show_default=True, help="Times as densely as recorded.")
-@click.option("--loop", type=click.Choice(["auto", "open", "closed"]), default="auto", show_default=True)
+@click.option("--loop", type=click.Choice(["auto", "open", "closed", "alone"]), default="auto", show_default=True)
 @click.option("--think", metavar="none|recorded|S|exp:S", help="Pause before a next turn; makes the loop closed.")
 @click.option("--starts", type=float, metavar="PER_S", help="Conversations begun a second; makes the loop closed.")
 @click.option("--limit", type=click.IntRange(1), help="Requests to send at most.")
@@ -70,6 +70,7 @@ SECONDS = click.FloatRange(0, 1e6)
 @click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
 @click.option("--prefill-efficiency", type=float, help="Share of the GPU's compute that prefill reaches.")
 @click.option("--decode-efficiency", type=float, help="Share of the GPU's bandwidth that decoding reaches.")
+@click.option("--step-times", type=click.Path(path_type=Path), help="Measured step times, CSV or YAML: sim/measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the pictures (needs kvroute[plots]).")
@@ -140,8 +141,10 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
     """Return the engine, and the rates that a router would start from."""
     from kvroute.adapters.size_io import read_model
     from kvroute.adapters.sized import sized
+    from kvroute.adapters.step_table import read_step_table
     from kvroute.routing.rates import SEED
-    from kvroute.sim.engine import RooflineTime
+    from kvroute.sim.engine import RooflineTime, StepTime
+    from kvroute.sim.measured import MeasuredTime, rows_of
     from kvroute.sim.replica import Limits
     from kvroute.sim.simulation_settings import EngineSettings
     from kvroute.sizing.capacity import Parallel
@@ -154,7 +157,9 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
         raise ConfigError(f"--hardware: {flags['hardware']!r} is not GPU or NxGPU, such as 2xh100")
     model, hardware, parallel = read_model(flags["model"]), gpu(name), Parallel(tp=int(count))
     given = {key: flags[key] for key in ("prefill_efficiency", "decode_efficiency") if flags[key] is not None}
-    time = RooflineTime(model, hardware, parallel=parallel, **given)
+    time: StepTime = RooflineTime(model, hardware, parallel=parallel, **given)
+    if flags["step_times"] is not None:
+        time = MeasuredTime(rows_of(read_step_table(flags["step_times"])))
     known = sized(flags["model"], flags["model"], name, int(count))
     kv_tokens = flags["kv_tokens"] or (known.capacity_tokens if known else 0)
     if kv_tokens < flags["block_size"]:

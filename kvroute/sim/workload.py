@@ -151,6 +151,15 @@ def _moved(start_s: float, number: int, script: Script) -> Script:
     return Script(start_s, script.turns, script.tenant)
 
 
+def alone(workload: Workload, block_size: int) -> Workload:
+    """Play requests one at a time, each when the one before it has ended: what is left is who finds what in caches.
+
+    Answers are cut to one token, so that only what prompts leave behind is found.
+    """
+    turns = (turn for script in workload for turn in script.turns)
+    yield Script(0.0, (Turn(prompt_chain(turn, block_size), turn.prompt_tokens, 1) for turn in turns))
+
+
 def paced(workload: Workload, rate: float) -> Workload:
     """Make everything start `rate` times as densely."""
     if not rate > 0:

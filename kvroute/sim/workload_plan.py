@@ -2,6 +2,7 @@
 
 open    every request comes at its time, whatever happens to those before it
 closed  a conversation's next request comes a think time after the answer before it
+alone   one request at a time, in the order of an open loop: hit shares of a policy, time ignored
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Literal
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
-from kvroute.sim.workload import Think, Workload, jittered, limited, opened, paced
+from kvroute.sim.workload import Think, Workload, alone, jittered, limited, opened, paced
 from kvroute.sim.workload_profiles import generated
 from kvroute.sim.workload_text import conversations
 from kvroute.sim.workload_trace import Trace, even_starts
 
-Loop = Literal["auto", "open", "closed"]
+Loop = Literal["auto", "open", "closed", "alone"]
 STARTS_S = 1.0  # conversations a second, of what has no times of its own
 
 
@@ -48,6 +49,8 @@ def of_trace(trace: Trace, pace: Pace, seed: int, *, has_times: bool) -> Workloa
     """
     if not pace.is_closed and has_times:
         work = trace.by_timestamp()
+        if pace.loop == "alone":
+            return alone(limited(work, pace.limit, pace.sessions), trace.naming.block_size)
         if pace.jitter_s:
             work = jittered(work, pace.jitter_s, rng_of(seed, "jitter"))
         return limited(paced(work, pace.rate), pace.limit, pace.sessions)
@@ -55,13 +58,13 @@ def of_trace(trace: Trace, pace: Pace, seed: int, *, has_times: bool) -> Workloa
     if pace.starts_s is not None or not has_times:
         starts = even_starts(pace.starts_s or STARTS_S, rng_of(seed, "starts"))
     work = trace.by_session(starts, pace.think_cap_s, None if starts is None else seed)
-    return looped(work, pace, seed)
+    return looped(work, pace, trace.naming.block_size, seed)
 
 
 def of_texts(lines: Callable[[], Iterator[bytes]], block_size: int, pace: Pace, seed: int) -> Workload:
     """Play recorded conversations."""
     starts = even_starts(pace.starts_s or STARTS_S, rng_of(seed, "starts"))
-    return looped(conversations(lines(), starts, block_size), pace, seed)
+    return looped(conversations(lines(), starts, block_size), pace, block_size, seed)
 
 
 def of_profile(name: str, parameters: dict[str, str], block_size: int, pace: Pace, seed: int) -> Workload:
@@ -69,15 +72,17 @@ def of_profile(name: str, parameters: dict[str, str], block_size: int, pace: Pac
     work = generated(name, parameters, block_size, seed)
     if pace.starts_s is not None:
         raise ConfigError(f"--starts: {name} has a rate of its own: set {name}:rate=..., or --rate", param="starts")
-    return looped(work, pace, seed)
+    return looped(work, pace, block_size, seed)
 
 
-def looped(work: Workload, pace: Pace, seed: int) -> Workload:
+def looped(work: Workload, pace: Pace, block_size: int, seed: int) -> Workload:
     """Play conversations in a closed loop, or in an open one with nominal answer times."""
     if pace.think is not None:
         work = pace.think.applied(work, rng_of(seed, "think"))
     if pace.loop == "open":
         return limited(paced(opened(limited(work, None, pace.sessions)), pace.rate), pace.limit)
+    if pace.loop == "alone":
+        return alone(limited(opened(limited(work, None, pace.sessions)), pace.limit), block_size)
     return limited(paced(work, pace.rate), pace.limit, pace.sessions)
 
 

@@ -70,6 +70,15 @@ def test_texts_and_generators_are_paced_alike():
         of_profile("chat", {}, 16, Pace(starts_s=1.0), 1)
 
 
+def test_requests_can_be_played_one_at_a_time():
+    """Alone, requests come in the order of their times, each when the last has ended, with one token of answer."""
+    with Spool(json.dumps(row).encode() for row in ROWS) as spool:
+        [script] = of_trace(Trace(spool, Naming(32, 16)), Pace(loop="alone", limit=4), 1, has_times=True)
+        assert [turn.output_tokens for turn in script.turns] == [1] * 4
+    [script] = of_profile("chat", {"sessions": "5"}, 16, Pace(loop="alone"), 1)
+    assert len(list(script.turns)) > 5
+
+
 def test_a_generator_can_be_opened():
     """In an open loop later turns come on their own, one request a script."""
     work = of_profile("chat", {"sessions": "20"}, 16, Pace(loop="open"), 3)
