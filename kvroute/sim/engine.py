@@ -19,7 +19,7 @@ where they are not.
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -42,6 +42,7 @@ from kvroute.sizing.speed import (
 
 FS = 10**15  # femtoseconds in a second
 OVERHEAD_S = 0.0005  # assumed, not measured: asynchronous scheduling hides most of it
+WEIGHTS_KEPT = 1 << 15  # times to read the weights that are remembered, one for each number of tokens in a step
 SEQUENCE_S = 5e-6  # assumed, not measured: sampling and bookkeeping of one sequence
 
 
@@ -123,6 +124,7 @@ class RooflineTime:
         self._overhead_fs = round(overhead_s / speed * FS)
         self._sequence_fs = round(sequence_s / speed * FS)
 
+        @lru_cache(maxsize=WEIGHTS_KEPT)
         def weights_fs(tokens: int) -> int:
             read_s = weights_s(model, hardware, tokens, parallel=parallel, efficiency=decode_efficiency * speed)
             return round(read_s * FS)
