@@ -14,6 +14,7 @@ from kvroute.kv.pool import BlockPool, CacheEvent, Cleared, Removed, Stored
 from kvroute.sim.replica import Limits, RequestId, SimReplica, SimRequest
 
 ROOT = root_of("tiny")
+REQUESTS_LIMIT = 120  # of one script: more only wait
 Script = dict[str, Any]
 Round = dict[str, Any]
 
@@ -57,7 +58,7 @@ class _Writer:
     def round(self) -> dict[str, Any]:
         """One round: what happens before the step, and what while it runs."""
         ops: list[list[Any]] = []
-        while self.rng.random() < self.rate and len(ops) < self.burst:
+        while self.rng.random() < self.rate and len(ops) < self.burst and len(self.names) < REQUESTS_LIMIT:
             ops.append(["add", self._request()])
         while self.names and self.rng.random() < self.abort_rate:
             ops.append(["abort", self.rng.choice(self.names)])
