@@ -149,6 +149,7 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
     from kvroute.sim.simulation_settings import EngineSettings
     from kvroute.sizing.capacity import Parallel
     from kvroute.sizing.hardware import gpu
+    from kvroute.sizing.speed import computes_in_8_bits
 
     count, _, name = (
         flags["hardware"].rpartition("x") if flags["hardware"][:1].isdigit() else ("1", "", flags["hardware"])
@@ -157,7 +158,8 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
         raise ConfigError(f"--hardware: {flags['hardware']!r} is not GPU or NxGPU, such as 2xh100")
     model, hardware, parallel = read_model(flags["model"]), gpu(name), Parallel(tp=int(count))
     given = {key: flags[key] for key in ("prefill_efficiency", "decode_efficiency") if flags[key] is not None}
-    time: StepTime = RooflineTime(model, hardware, parallel=parallel, **given)
+    eight_bit = computes_in_8_bits(model)
+    time: StepTime = RooflineTime(model, hardware, parallel=parallel, eight_bit=eight_bit, **given)
     if flags["step_times"] is not None:
         time = MeasuredTime(rows_of(read_step_table(flags["step_times"])))
     known = sized(flags["model"], flags["model"], name, int(count))

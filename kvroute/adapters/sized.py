@@ -13,7 +13,7 @@ from msgspec import Struct
 from kvroute.adapters.size_io import read_model
 from kvroute.errors import ConfigError
 from kvroute.routing.rates import SEED_FIXED_S, Rates
-from kvroute.sizing.capacity import Budget, Parallel, capacity_tokens
+from kvroute.sizing.capacity import Budget, Parallel, tokens_on
 from kvroute.sizing.hardware import Hardware, gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.speed import copy_s, prefill_operations, seeds, tiers
@@ -50,9 +50,10 @@ def _rates(model: Model, hardware: Hardware, parallel: Parallel) -> Rates:
         SEED_FIXED_S,
         1 / known.prefill_tokens_s,
         known.step_s,
+        sequence_growth=known.step_s_per_sequence / known.step_s,
         kv_growth=known.step_s_per_token / known.step_s,
         attention_tokens=TYPICAL_CONTEXT * linear / attention if attention else inf,
-        copy_token_s=copy_s(model, TYPICAL_CONTEXT, tiers(hardware)[0]) / TYPICAL_CONTEXT,
+        copy_token_s=copy_s(model, TYPICAL_CONTEXT, tiers(hardware)[0], parallel=parallel) / TYPICAL_CONTEXT,
     )
 
 
@@ -60,7 +61,7 @@ def _capacity(model: Model, hardware: Hardware, parallel: Parallel, weights_byte
     budget = Budget(
         gpu_bytes=hardware.memory_bytes, weights_bytes=weights_bytes, parallel=parallel, utilisation=UTILISATION
     )
-    return max(0, capacity_tokens(model, max(0, budget.usable_bytes)))
+    return tokens_on(budget, model, typical_tokens=TYPICAL_CONTEXT)
 
 
 def _model(name: str | None) -> Model | None:

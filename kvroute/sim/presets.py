@@ -19,7 +19,7 @@ from kvroute.sizing.model import Model
 from kvroute.sizing.planner import Settings, plan
 from kvroute.sizing.presets import PRESETS as MODELS
 from kvroute.sizing.presets import preset
-from kvroute.sizing.speed import DECODE_EFFICIENCY, PREFILL_EFFICIENCY
+from kvroute.sizing.speed import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, computes_in_8_bits
 
 GIB = 1 << 30
 UTILISATION = 0.92  # vLLM's --gpu-memory-utilization
@@ -112,12 +112,6 @@ def limits_of(hardware: Hardware) -> Limits:
     if memory >= 70 and not hardware.name.startswith("a100"):
         return Limits(async_scheduling=True)
     return Limits(max_num_batched_tokens=2_048, max_num_seqs=256, async_scheduling=True)
-
-
-def computes_in_8_bits(model: Model) -> bool:
-    """Whether the weights are 8-bit numbers, as those of FP8 checkpoints; 4-bit ones are computed in 16 bits."""
-    weights = model.weights
-    return weights is not None and 0.9 < weights.total_bytes / weights.parameters < 1.2
 
 
 def _parts(name: str) -> tuple[Model, Hardware, int]:

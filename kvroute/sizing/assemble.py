@@ -10,8 +10,7 @@ from kvroute.errors import ConfigError
 from kvroute.sizing.capacity import (
     Budget,
     cache_bytes,
-    capacity_tokens,
-    conversations_of_mix,
+    conversations_of_mix_on,
     conversations_on,
     kv_bytes,
     kv_bytes_per_token,
@@ -19,13 +18,14 @@ from kvroute.sizing.capacity import (
     mix_bytes,
     shared_prefix_bytes,
     state_bytes,
+    tokens_on,
 )
 from kvroute.sizing.explain import explain
 from kvroute.sizing.hardware import Hardware
 from kvroute.sizing.model import Model
 from kvroute.sizing.planner import Settings, longest_start, plan
 from kvroute.sizing.report import LENGTHS, Decode, Fit, Length, Machine, Planned, Prefill, Report, Wishes
-from kvroute.sizing.speed import copy_pays_from_tokens, copy_s, decode_step_s, prefill_s, tiers
+from kvroute.sizing.speed import computes_in_8_bits, copy_pays_from_tokens, copy_s, decode_step_s, prefill_s, tiers
 
 TOKENS_LIMIT = 100_000_000
 GPUS_LIMIT = 1_024
@@ -129,14 +129,14 @@ def _machine(model: Model, hardware: Hardware, wishes: Wishes, lengths: tuple[in
         gpus=wishes.parallel.gpus,
         source=hardware.source,
         per_gpu_bytes=budget.per_gpu_bytes,
-        usable_bytes=budget.usable_bytes,
-        capacity_tokens=capacity_tokens(model, budget.usable_bytes, size) if budget.usable_bytes > 0 else 0,
+        usable_bytes=budget.usable_bytes * wishes.parallel.dp,
+        capacity_tokens=tokens_on(budget, model, size),
         fits=fits,
-        mix_conversations=conversations_of_mix(model, wishes.mix, budget.usable_bytes, size) if wishes.mix else None,
+        mix_conversations=conversations_of_mix_on(budget, model, wishes.mix, size) if wishes.mix else None,
         vllm=planned,
         decode=_decode(model, hardware, wishes, fits, size),
         prefill=_prefill(model, hardware, wishes, lengths, size),
-        copy_pays_from_tokens=_copy_pays(model, hardware, size),
+        copy_pays_from_tokens=_copy_pays(model, hardware, wishes, size),
         warnings=_warnings(model, budget, fits, planned),
     )
 
@@ -198,21 +198,23 @@ def _prefill(
 ) -> tuple[Prefill, ...]:
     if not hardware.flops or model.weights is None:
         return ()
+    spread, eight_bit = wishes.parallel, computes_in_8_bits(model)
     return tuple(
         Prefill(
             tokens,
-            prefill_s(model, hardware, tokens, parallel=wishes.parallel, quadratic=False),
-            prefill_s(model, hardware, tokens, parallel=wishes.parallel),
-            {tier.name: copy_s(model, tokens, tier, size) for tier in tiers(hardware)},
+            prefill_s(model, hardware, tokens, parallel=spread, eight_bit=eight_bit, quadratic=False),
+            prefill_s(model, hardware, tokens, parallel=spread, eight_bit=eight_bit),
+            {tier.name: copy_s(model, tokens, tier, size, parallel=spread) for tier in tiers(hardware)},
         )
         for tokens in lengths
     )
 
 
-def _copy_pays(model: Model, hardware: Hardware, size: int) -> dict[str, int | None]:
+def _copy_pays(model: Model, hardware: Hardware, wishes: Wishes, size: int) -> dict[str, int | None]:
     if not hardware.flops or model.weights is None:
         return {}
-    return {tier.name: copy_pays_from_tokens(model, hardware, tier, size) for tier in tiers(hardware)}
+    spread = wishes.parallel
+    return {tier.name: copy_pays_from_tokens(model, hardware, tier, size, parallel=spread) for tier in tiers(hardware)}
 
 
 def _warnings(model: Model, budget: Budget, fits: tuple[Fit, ...], planned: Planned | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ long conversations really are (give a mix).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, floor
 
@@ -47,6 +48,7 @@ class Parallel(Struct, frozen=True):
 
 
 ONE_GPU = Parallel()
+TOKENS_LIMIT = 1 << 40  # more than any cache holds
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -158,6 +160,26 @@ def conversations_on(
     return budget.parallel.dp * (max(0, budget.per_gpu_bytes) // max(1, each))
 
 
+def tokens_on(
+    budget: Budget, model: Model, element_bytes: int | None = None, *, typical_tokens: int | None = None
+) -> int:
+    """Tokens that fit on the GPUs of a budget, all data-parallel engines together; 0 where no cache grows.
+
+    Counted on the fullest GPU, so heads and latent vectors that tensor parallelism repeats are paid on every GPU. In
+    conversations of `typical_tokens` each; without it, one very long conversation an engine is meant.
+    """
+    room = max(0, budget.per_gpu_bytes)
+
+    def each(tokens: int) -> int:
+        return kv_bytes_per_gpu(model, tokens, budget.parallel, element_bytes)
+
+    if typical_tokens:
+        return budget.parallel.dp * (room * typical_tokens // max(1, each(typical_tokens)))
+    if each(TOKENS_LIMIT) <= room:
+        return 0
+    return budget.parallel.dp * max(0, bisect_right(range(TOKENS_LIMIT), room, key=each) - 1)
+
+
 def capacity_tokens(
     model: Model, usable_bytes: int, element_bytes: int | None = None, *, typical_tokens: int | None = None
 ) -> int:
@@ -202,9 +224,14 @@ def mix_bytes(model: Model, mix: Sequence[Share], element_bytes: int | None = No
     Raises:
         ConfigError: the shares do not add up to 1, or one is negative.
     """
-    if not mix or any(part.share < 0 for part in mix) or abs(sum(part.share for part in mix) - 1) > 1e-6:
-        raise ConfigError("mix: the shares must be 0 or more and add up to 1, such as 95%:8000,5%:64000")
+    _check_mix(mix)
     return sum(part.share * kv_bytes(model, part.tokens, element_bytes) for part in mix)
+
+
+def _check_mix(mix: Sequence[Share]) -> None:
+    # Said this way round, a share that is no number is refused as well.
+    if not (mix and all(part.share >= 0 for part in mix) and abs(sum(part.share for part in mix) - 1) <= 1e-6):
+        raise ConfigError("mix: the shares must be 0 or more and add up to 1, such as 95%:8000,5%:64000")
 
 
 def conversations_of_mix(
@@ -212,6 +239,19 @@ def conversations_of_mix(
 ) -> int:
     """How many conversations of a mix fit at once, in their shares."""
     return floor(max(0, usable_bytes) / max(1.0, mix_bytes(model, mix, element_bytes)))
+
+
+def conversations_of_mix_on(
+    budget: Budget, model: Model, mix: Sequence[Share], element_bytes: int | None = None
+) -> int:
+    """How many conversations of a mix fit on the GPUs of a budget, all data-parallel engines together.
+
+    Raises:
+        ConfigError: the shares do not add up to 1, or one is negative.
+    """
+    _check_mix(mix)
+    each = sum(part.share * kv_bytes_per_gpu(model, part.tokens, budget.parallel, element_bytes) for part in mix)
+    return budget.parallel.dp * floor(max(0, budget.per_gpu_bytes) / max(1.0, each))
 
 
 def shared_prefix_bytes(

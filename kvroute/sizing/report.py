@@ -69,7 +69,7 @@ class Prefill(Struct, frozen=True):
 
 
 class Planned(Struct, frozen=True, kw_only=True):
-    """The cache as vLLM would lay it out."""
+    """The cache of one engine as vLLM would lay it out."""
 
     max_model_len: int
     starts: bool  # whether one conversation of max_model_len fits
@@ -90,8 +90,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     gpus: int
     source: str
     per_gpu_bytes: int  # left for the cache on each GPU; negative: the model does not load
-    usable_bytes: int  # of one engine
-    capacity_tokens: int  # of one engine, in one long conversation
+    usable_bytes: int  # left for the cache over all GPUs, copies that tensor parallelism makes included
+    capacity_tokens: int  # over all GPUs, in one long conversation an engine
     fits: tuple[Fit, ...]
     mix_conversations: int | None
     vllm: Planned | None  # None where nothing is left for a cache

@@ -24,6 +24,7 @@ from kvroute.sizing.weights import Weights
 
 PREFILL_EFFICIENCY = 0.5  # of peak compute: what to expect before anything was measured
 DECODE_EFFICIENCY = 0.7  # of memory bandwidth
+TYPICAL_BATCH = 64  # sequences, over which the cost of a further one is averaged
 UNBOUNDED = 1 << 40  # tokens: longer than any context, so that a bounded layer shows its bound
 
 
@@ -33,12 +34,13 @@ class Tier(Struct, frozen=True):
     name: str
     bytes_s: int
     latency_s: float = 0.0
+    per_gpu: bool = False  # every GPU has a link of its own, over which it brings its part of the cache
 
 
 def tiers(hardware: Hardware) -> tuple[Tier, ...]:
     """Typical lower tiers: CPU memory over this GPU's PCIe, a PCIe 4 NVMe disk, a 100 Gbit/s network."""
     return (
-        Tier("cpu", hardware.host_bytes_s),
+        Tier("cpu", hardware.host_bytes_s, per_gpu=True),
         Tier("disk", 7 * GB, 0.0002),
         Tier("network", 12_500_000_000, 0.0005),
     )
@@ -47,12 +49,14 @@ def tiers(hardware: Hardware) -> tuple[Tier, ...]:
 class Seeds(Struct, frozen=True):
     """Rates to start from before any were learnt: what a router or a simulator needs of a replica.
 
-    A decode step of a batch takes `step_s` plus `step_s_per_token` for each token of history that the batch holds.
+    A decode step of a batch takes `step_s` plus `step_s_per_token` for each token of history that the batch holds, and
+    `step_s_per_sequence` for each further sequence.
     """
 
     prefill_tokens_s: float
     step_s: float
     step_s_per_token: float
+    step_s_per_sequence: float
 
 
 def _known(model: Model) -> Weights:
@@ -181,13 +185,29 @@ def flops_of(hardware: Hardware, *, eight_bit: bool = False) -> int:
     return flops
 
 
-def copy_s(model: Model, tokens: int, tier: Tier, element_bytes: int | None = None) -> float:
-    """Least time to bring the cache of `tokens` back from a lower tier."""
+def computes_in_8_bits(model: Model) -> bool:
+    """Whether the weights are 8-bit numbers, as those of FP8 checkpoints; 4-bit ones are computed in 16 bits."""
+    weights = model.weights
+    return weights is not None and 0.9 < weights.total_bytes / weights.parameters < 1.2
+
+
+def copy_s(
+    model: Model, tokens: int, tier: Tier, element_bytes: int | None = None, *, parallel: Parallel = ONE_GPU
+) -> float:
+    """Least time to bring the cache of `tokens` back from a lower tier, one copy of it or each GPU's part at once."""
+    if tier.per_gpu:
+        return tier.latency_s + kv_bytes_per_gpu(model, tokens, parallel, element_bytes) / tier.bytes_s
     return tier.latency_s + kv_bytes(model, tokens, element_bytes) / tier.bytes_s
 
 
 def copy_pays_from_tokens(
-    model: Model, hardware: Hardware, tier: Tier, element_bytes: int | None = None, *, efficiency: float = 1.0
+    model: Model,
+    hardware: Hardware,
+    tier: Tier,
+    element_bytes: int | None = None,
+    *,
+    parallel: Parallel = ONE_GPU,
+    efficiency: float = 1.0,
 ) -> int | None:
     """Length from which a copy beats computing the prefix again; None where computing stays faster up to 10 M tokens.
 
@@ -196,8 +216,9 @@ def copy_pays_from_tokens(
     """
 
     def pays(tokens: int) -> bool:
-        again = prefill_s(model, hardware, tokens, efficiency=efficiency)
-        return copy_s(model, tokens, tier, element_bytes) < again
+        eight_bit = computes_in_8_bits(model)
+        again = prefill_s(model, hardware, tokens, parallel=parallel, eight_bit=eight_bit, efficiency=efficiency)
+        return copy_s(model, tokens, tier, element_bytes, parallel=parallel) < again
 
     low, high = 0, 10_000_000
     if not pays(high):
@@ -218,12 +239,19 @@ def seeds(
 ) -> Seeds:
     """Rates to start from, at the usual share of the floors."""
 
-    def step(tokens: int) -> float:
+    eight_bit = computes_in_8_bits(model)
+
+    def step(tokens: int, batch: int = 1) -> float:
         return (
-            decode_step_s(model, hardware, batch=1, tokens=tokens, parallel=parallel, element_bytes=element_bytes)
+            decode_step_s(model, hardware, batch=batch, tokens=tokens, parallel=parallel, element_bytes=element_bytes)
             / DECODE_EFFICIENCY
         )
 
     empty = step(0)
-    prefill = prefill_s(model, hardware, typical_tokens, parallel=parallel, efficiency=PREFILL_EFFICIENCY)
-    return Seeds(typical_tokens / prefill, empty, (step(typical_tokens) - empty) / typical_tokens)
+    computed = prefill_s(
+        model, hardware, typical_tokens, parallel=parallel, eight_bit=eight_bit, efficiency=PREFILL_EFFICIENCY
+    )
+    # A further sequence reads its state and the experts that no other needs, and is computed as a token of prefill is.
+    more = (step(0, TYPICAL_BATCH) - empty) / (TYPICAL_BATCH - 1)
+    token = prefill_s(model, hardware, 1, parallel=parallel, eight_bit=eight_bit, efficiency=PREFILL_EFFICIENCY)
+    return Seeds(typical_tokens / computed, empty, (step(typical_tokens) - empty) / typical_tokens, more + token)

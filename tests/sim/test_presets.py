@@ -6,11 +6,11 @@ import pytest
 
 from kvroute.errors import ConfigError
 from kvroute.sim.engine import seconds
-from kvroute.sim.presets import PRESETS, computes_in_8_bits, engine_figures, limits_of
+from kvroute.sim.presets import PRESETS, engine_figures, limits_of
 from kvroute.sizing.capacity import Parallel
 from kvroute.sizing.hardware import gpu
 from kvroute.sizing.presets import preset
-from kvroute.sizing.speed import DECODE_EFFICIENCY, decode_step_s
+from kvroute.sizing.speed import DECODE_EFFICIENCY, computes_in_8_bits, decode_step_s
 
 
 @pytest.mark.parametrize("name", PRESETS)

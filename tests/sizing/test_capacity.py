@@ -16,6 +16,7 @@ from kvroute.sizing.capacity import (
     capacity_tokens,
     conversations,
     conversations_of_mix,
+    conversations_of_mix_on,
     conversations_on,
     kv_bytes,
     kv_bytes_per_gpu,
@@ -26,6 +27,7 @@ from kvroute.sizing.capacity import (
     reserved_waste,
     shared_prefix_bytes,
     stages,
+    tokens_on,
 )
 from kvroute.sizing.layers import Attention
 from kvroute.sizing.model import Model, model_of
@@ -226,12 +228,50 @@ def test_pipeline_and_data_parallelism():
     assert Parallel(tp=2, pp=3, dp=4, dcp=2).gpus == 24
 
 
+@pytest.mark.parametrize(
+    ("name", "parallel", "gpus"), [("deepseek-v3", Parallel(tp=16), 1), ("qwen3-235b-a22b", Parallel(tp=16), 4)]
+)
+def test_what_is_repeated_on_every_gpu_holds_no_more_tokens(name, parallel, gpus):
+    """Sixteen GPUs hold the tokens of one with latent attention, and of four with four KV heads."""
+    model = preset(name)
+    budget = Budget(gpu_bytes=H200, weights_bytes=model.weights.total_bytes, parallel=parallel)
+    expected = budget.per_gpu_bytes * gpus // kv_bytes_per_token(model)
+    assert tokens_on(budget, model) == pytest.approx(expected, abs=1)
+    assert tokens_on(budget, model, typical_tokens=8_000) == pytest.approx(expected, abs=1)
+    mix = [Share(1.0, 8_000)]
+    assert conversations_of_mix_on(budget, model, mix) == conversations_on(budget, model, 8_000) == expected // 8_000
+
+
+def test_engines_side_by_side_hold_their_sum():
+    """Two data-parallel engines hold twice the tokens and twice the mix of one."""
+    one, two = (Budget(gpu_bytes=H100, weights_bytes=16 * GB, parallel=Parallel(dp=dp)) for dp in (1, 2))
+    model, mix = preset("llama-3-8b"), [Share(0.95, 8_000), Share(0.05, 64_000)]
+    assert tokens_on(two, model) == 2 * tokens_on(one, model)
+    assert conversations_of_mix_on(two, model, mix) == 2 * conversations_of_mix_on(one, model, mix) == 78
+
+
+def test_windows_leave_room_for_a_longer_conversation():
+    """The longest conversation that fits takes the windows once, and one more token would not fit."""
+    model = preset("gemma-3-27b")
+    budget = Budget(gpu_bytes=H100, weights_bytes=model.weights.total_bytes)
+    longest = tokens_on(budget, model)
+    assert kv_bytes(model, longest) <= budget.per_gpu_bytes < kv_bytes(model, longest + 1)
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.5, float("inf")])
+def test_a_share_that_is_none_is_refused(share):
+    """Neither a negative share nor one that is no number passes as a mix."""
+    with pytest.raises(ConfigError, match="add up to 1"):
+        mix_bytes(preset("llama-3-8b"), [Share(share, 8_000), Share(1 - share, 8_000)])
+
+
 def test_nothing_left_is_no_conversation():
     """Weights larger than the GPU leave no room, and never a negative number of conversations."""
     budget = Budget(gpu_bytes=24 * GB, weights_bytes=100 * GB)
     assert budget.usable_bytes < 0
     assert conversations_on(budget, preset("llama-3-8b"), 8_000) == 0
     assert capacity_tokens(preset("llama-3-8b"), budget.usable_bytes) == 0
+    assert tokens_on(budget, preset("llama-3-8b")) == 0
 
 
 def test_unknown_cache_dtype_is_refused():

@@ -12,6 +12,7 @@ from kvroute.sizing.model import model_of
 from kvroute.sizing.presets import PRESETS, preset
 from kvroute.sizing.speed import (
     Tier,
+    computes_in_8_bits,
     copy_pays_from_tokens,
     copy_s,
     decode_step_s,
@@ -77,6 +78,38 @@ def test_a_copy_with_latency_pays_from_some_length():
     assert copy_s(model, turn - 1, slow) >= prefill_s(model, h100, turn - 1)
     assert copy_pays_from_tokens(model, h100, tiers(h100)[0]) == 1
     assert copy_pays_from_tokens(model, h100, Tier("snail", 1_000)) is None
+
+
+def test_each_gpu_brings_its_part_back_from_cpu_memory():
+    """Four GPUs copy four parts at once over their own links; a disk is shared. Latent vectors are copied by all."""
+    cpu, disk, _ = tiers(gpu("h100"))
+    model, four = preset("llama-3-70b"), Parallel(tp=4)
+    assert copy_s(model, 8_000, cpu, parallel=four) == pytest.approx(copy_s(model, 8_000, cpu) / 4)
+    assert copy_s(model, 8_000, disk, parallel=four) == copy_s(model, 8_000, disk)
+    latent = preset("deepseek-v3")
+    assert copy_s(latent, 8_000, cpu, parallel=four) == copy_s(latent, 8_000, cpu)
+
+
+def test_eight_bit_weights_are_computed_in_eight_bits():
+    """An FP8 checkpoint's first rates rest on the GPU's 8-bit compute, a 4-bit one's on its 16-bit compute."""
+    h100 = gpu("h100")
+    assert [computes_in_8_bits(preset(name)) for name in ("deepseek-v3", "llama-3-8b", "gpt-oss-20b")] == [
+        True,
+        False,
+        False,
+    ]
+    floor = prefill_s(preset("deepseek-v3"), h100, 8_000, eight_bit=True, efficiency=0.5)
+    assert seeds(preset("deepseek-v3"), h100).prefill_tokens_s == pytest.approx(8_000 / floor)
+
+
+def test_a_further_sequence_costs_what_it_reads_and_computes():
+    """Of a dense model only its arithmetic; of one with experts, the weights that no other sequence needed."""
+    h100 = gpu("h100")
+    model = preset("llama-3-8b")
+    token = prefill_s(model, h100, 1, efficiency=0.5)
+    assert seeds(model, h100).step_s_per_sequence == pytest.approx(token)
+    sparse = seeds(preset("qwen3-30b-a3b"), h100)
+    assert sparse.step_s_per_sequence > 10 * prefill_s(preset("qwen3-30b-a3b"), h100, 1, efficiency=0.5)
 
 
 def test_a_cached_prefix_leaves_the_rest():
