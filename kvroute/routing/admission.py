@@ -37,7 +37,7 @@ from kvroute.routing.pressure import Pressure
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.turn import Turn
 from kvroute.routing.waiting import Served, Ticket, Waiting, rank
-from kvroute.routing.working_set import WorkingSet
+from kvroute.routing.working_set import EMPTY, WorkingSet
 
 PLAN_EVERY_S = 2.0
 OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
@@ -45,6 +45,7 @@ OVER_MIN_S = 4.0
 MEMORY_SEED_S = 5.0  # how long a seat is kept before pauses were seen
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
+IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
 BYTES_PER_TOKEN = 4  # of a request whose size was not said
 
 
@@ -107,21 +108,24 @@ class Admission:
         conversation = self._conversations.recognise(demand, reachable, self._now_s)
         self._silent.pop(conversation.number, None)
         if conversation.turns > 1 and not conversation.is_repeated:
-            self._learn(conversation, reachable)
+            self._learn(conversation)
         conversation.is_under_way = True
         conversation.last_end_s = None
         self._served.enter(conversation.tenant)
         return Turn(demand, conversation, output_tokens * demand.sequences, self._over)
 
-    def _learn(self, conversation: Conversation, reachable: int) -> None:
+    def _learn(self, conversation: Conversation) -> None:
         habits = self._habits.of(conversation.model)
         habits.learn_turn(conversation)
         if conversation.last_end_s is not None:
             habits.learn_pause(self._now_s - conversation.last_end_s)
-        if self._set.seat_of(conversation):
-            kept = conversation.tokens - conversation.growth_tokens
-            is_holding = bool(self.waiting.line_length(conversation.model))
-            self.pressure.learn_return(kept, min(reachable, kept), is_holding=is_holding)
+
+    def _is_idle(self, conversation: Conversation) -> bool:
+        """Return whether requests wait in line while what lives where this one does fills little of the cache."""
+        if not self.waiting.line_length(conversation.model):
+            return False
+        table = self._set.table_of(conversation)
+        return table.capacity_tokens > 0 and table.now_tokens < IDLE_SHARE * table.capacity_tokens
 
     def choose(self, turn: Turn, chances: Chances, *, is_next: bool) -> Member | Waits:
         """Return the cheapest replica that may have the request now, or why there is none. Changes nothing.
@@ -151,6 +155,8 @@ class Admission:
 
     def _forecast(self, turn: Turn) -> Forecast:
         conversation = turn.conversation
+        if not self.memory_s(conversation.model):  # no cache is kept for a next turn
+            return (conversation.own_tokens + turn.output_tokens, *EMPTY[1:])
         return self._habits.of(conversation.model).forecast(conversation, turn.output_tokens)
 
     def _has_seat(self, member: Member, conversation: Conversation, forecast: Forecast) -> bool:
@@ -164,7 +170,7 @@ class Admission:
     def _is_crowded(self, member: Member, conversation: Conversation) -> bool:
         """Return whether more lives on a replica than fits, and this is the youngest there."""
         capacity, table = member.replica.capacity_tokens, self._set.table(member.replica.id)
-        if not capacity or table.sums[0] + table.shared_tokens <= max(self.pressure.fill, 1.0) * capacity:
+        if not capacity or table.now_tokens <= self.pressure.limit * capacity:
             return False
         return len(table.seats) > 1 and conversation.number == max(table.seats)
 
@@ -176,7 +182,13 @@ class Admission:
     def seat(self, turn: Turn, member: Member, hit_tokens: int, hold: Hold | None) -> None:
         """Note that a request was booked."""
         turn.hit_tokens = hit_tokens
-        self._set.seat(turn.conversation, member.replica.id, self._forecast(turn))
+        conversation = turn.conversation
+        if conversation.turns > 1 and not conversation.is_repeated and self._set.seat_of(conversation):
+            kept = conversation.tokens - conversation.growth_tokens
+            found, is_idle = min(hit_tokens, kept), self._is_idle(conversation)
+            self.pressure.learn_return(kept, found, seats=len(self._set), is_idle=is_idle)
+        replica = member.replica
+        self._set.seat(turn.conversation, replica.id, self._forecast(turn), replica.capacity_tokens or 0)
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
         if not ticket.is_seated:
@@ -194,6 +206,8 @@ class Admission:
         if not waits.is_seated:
             self._set.remove(turn.conversation)
         if ticket is None:
+            if waits.is_seated:
+                self.pressure.learn_wait()
             ticket = self._ticket(turn, waits, size_bytes or BYTES_PER_TOKEN * turn.demand.prompt_tokens)
         elif ticket.hold.until_s <= self._now_s:
             self.waiting.remove(ticket.hold)

@@ -19,11 +19,13 @@ from math import exp, inf, log, log2
 
 from kvroute.routing.conversations import Conversation
 
-HORIZONS = (0, 1, 2, 4, 8, 16, 32, 64)  # turns ahead
+HORIZONS = (0, 1, 2, 4, 8, 16)  # turns ahead; what comes later can be met by taking a seat away
 Forecast = tuple[float, ...]  # tokens, one for each of HORIZONS
 
 FORGET = 0.998  # what an older observation counts for when another comes: the last 500 or so
 PRIOR_TURNS = 4.0  # observations that the seed of each step counts for
+REFRESH = 16
+SHARE_MAX = 0.999
 STEPS = 48  # 1, 2, .. 8 turns, then four steps an octave
 GROWTH_SEED_TOKENS = 500.0
 GROWTH_GAIN = 0.05
@@ -47,6 +49,9 @@ class Habits:
         self.turns_seen = 0
         self._ended = [PRIOR_TURNS / (2 * first_turn(step) + 1) for step in range(STEPS)]
         self._at_risk = [PRIOR_TURNS] * STEPS
+        self._survival = [0.0] * STEPS
+        self._logs = [0.0] * STEPS
+        self._stale = REFRESH  # observations since these two were computed
         self._pauses = [0.0] * PAUSE_STEPS
         self._pauses[pause_step(PAUSE_SEED_S)] = PAUSE_PRIOR
 
@@ -78,6 +83,7 @@ class Habits:
         step = turn_step(turns)
         self._ended[step] = FORGET * self._ended[step] + ended
         self._at_risk[step] = FORGET * self._at_risk[step] + 1.0
+        self._stale += 1
 
     def ends_after(self, turns: int) -> float:
         """Return the chance that a conversation which has had so many turns has no further one."""
@@ -91,16 +97,23 @@ class Habits:
 
     def goes_on_for(self, turns: int, more: int) -> float:
         """Return the chance that a conversation which has had `turns` has at least so many more."""
-        chance, turn, left = 0.0, max(turns, 1), more
-        while left > 0:
-            step = turn_step(turn)
-            width = min(first_turn(step + 1) - turn if step + 1 < STEPS else left, left)
-            share = self._ended[step] / self._at_risk[step]
-            if share >= 1.0:
-                return 0.0
-            chance += width * log(1.0 - share)
-            turn, left = turn + width, left - width
-        return exp(chance)
+        start = max(turns, 1)
+        return exp(self._log_survival(start + more) - self._log_survival(start))
+
+    def _log_survival(self, turns: int) -> float:
+        """Return the logarithm of the chance that a conversation has more than `turns` - 1 turns, since lately."""
+        if self._stale >= REFRESH:
+            self._refresh()
+        step = turn_step(turns)
+        return self._survival[step] + (turns - first_turn(step)) * self._logs[step]
+
+    def _refresh(self) -> None:
+        """Sum the shares up; done only now and then, since forecasts ask often."""
+        self._stale, total = 0, 0.0
+        for step in range(STEPS):
+            share = min(self._ended[step] / self._at_risk[step], SHARE_MAX)
+            self._survival[step], self._logs[step] = total, log(1.0 - share)
+            total += (first_turn(step + 1) - first_turn(step)) * self._logs[step]
 
     def growth_of(self, conversation: Conversation) -> float:
         """Return the tokens that a turn of this conversation will probably add."""

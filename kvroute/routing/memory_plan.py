@@ -26,6 +26,7 @@ from kvroute.routing.rates import Rates
 
 ROUNDS = 40  # of bisection: far below a thousandth of a sequence
 WORTH = 1.02  # a longer memory has to serve so much more than a shorter one
+NEEDED = 1.25  # and any so much more than none: means promise more than a pool of few conversations keeps
 
 
 class Turns(Struct, frozen=True):
@@ -48,7 +49,7 @@ class Plan(Struct, frozen=True):
 
 def best_plan(turns: Turns, room: float, rates: Rates) -> Plan:
     """Return the best plan for a replica in which so many conversations fit."""
-    best = Plan(0.0, turns_served(turns, room, rates, 0.0, 0.0, 0.0))
+    best = none = Plan(0.0, turns_served(turns, room, rates, 0.0, 0.0, 0.0))
     within, held = 0.0, 0.0
     shorter_s = 0.0
     for end_s, share in turns.pauses:
@@ -60,7 +61,7 @@ def best_plan(turns: Turns, room: float, rates: Rates) -> Plan:
         if served > WORTH * best.turns_s:
             best = Plan(end_s, served)
         shorter_s = end_s
-    return best
+    return best if best.turns_s > NEEDED * none.turns_s else none
 
 
 def turns_served(turns: Turns, room: float, rates: Rates, memory_s: float, within: float, kept_s: float) -> float:

@@ -38,6 +38,12 @@ class Table(Struct):
     seats: dict[int, Seat] = {}  # by the conversation's number
     prefixes: dict[int, list[int]] = {}  # shared prefix -> its tokens, and how many seats use it
     shared_tokens: int = 0
+    capacity_tokens: int = 0  # of the replica; 0 = not known
+
+    @property
+    def now_tokens(self) -> float:
+        """What the conversations hold now."""
+        return self.sums[0] + self.shared_tokens
 
 
 class WorkingSet:
@@ -59,6 +65,11 @@ class WorkingSet:
         """Return a replica's seats."""
         return self._tables.get(replica) or Table()
 
+    def table_of(self, conversation: Conversation) -> Table:
+        """Return the seats of the replica where a conversation has its own."""
+        seat = self._seats.get(conversation.number)
+        return Table() if seat is None else self._tables[seat.replica]
+
     def peak_tokens(self, replica: ReplicaId, conversation: Conversation, forecast: Forecast) -> float:
         """Return what a replica's conversations will hold at most, with this one among them."""
         table = self.table(replica)
@@ -69,12 +80,15 @@ class WorkingSet:
         peak = max(a + b - c for a, b, c in zip(table.sums, forecast, known, strict=True))
         return peak + table.shared_tokens + more
 
-    def seat(self, conversation: Conversation, replica: ReplicaId, forecast: Forecast) -> None:
+    def seat(
+        self, conversation: Conversation, replica: ReplicaId, forecast: Forecast, capacity_tokens: int = 0
+    ) -> None:
         """Give a conversation a seat, or move it, for a turn that begins."""
         self.remove(conversation)
         seat = self._seats[conversation.number] = Seat(conversation, replica, forecast)
         table = self._tables.setdefault(replica, Table())
         table.seats[conversation.number] = seat
+        table.capacity_tokens = capacity_tokens
         table.sums = tuple(map(add, table.sums, forecast))
         prefix = table.prefixes.setdefault(conversation.prefix, [0, 0])
         table.shared_tokens += max(conversation.shared_tokens - prefix[0], 0)
