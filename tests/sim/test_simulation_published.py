@@ -1,7 +1,7 @@
 """A published benchmark in small: what must come out whatever the figures of an engine model are.
 
-llm-d's shared-prefix benchmark (groups with one system prompt each) on a quarter of its fleet, at a quarter of its rates
-and with answers as long as its published tokens a second imply; docs/simulating.md has the whole of it.
+llm-d's shared-prefix benchmark (groups with one system prompt each) on a quarter of its fleet, at a quarter of its
+rates and with answers as long as its published tokens a second imply; docs/simulating.md has the whole of it.
 """
 
 from __future__ import annotations
