@@ -26,7 +26,6 @@ class Acceptor:
         make: returns the protocol.
         sockets: bound; they are the acceptor's from now on.
         peers: the other processes, None where there are none.
-        count: returns how many connections are open.
         tls: for connections that are encrypted.
     """
 
@@ -35,14 +34,13 @@ class Acceptor:
         make: Callable[[], asyncio.Protocol],
         sockets: Iterable[socket.socket],
         peers: Peers | None,
-        count: Callable[[], int],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._make = make
         self._sockets = list(sockets)
         self._peers = peers
-        self._count = count
         self._tls = tls
+        self._taken = 0  # connections that were taken and are not closed
         self._loop = asyncio.get_running_loop()
         self._greetings: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -59,12 +57,14 @@ class Acceptor:
             self._loop.add_reader(each, self._accept, each)
         if self._peers is not None:
             self._loop.add_reader(self._peers.inbox, self._inherit)
-            self.note()
+            for connection in self._peers.arrive():
+                self._greet(connection)
 
-    def note(self) -> None:
-        """Tell the others how many connections are open here."""
+    def closed(self) -> None:
+        """Note that a connection is gone."""
+        self._taken -= 1
         if self._peers is not None:
-            self._peers.note(self._count() + len(self._greetings))
+            self._peers.gone()
 
     def close(self) -> None:
         """Take no more connections; those that were accepted stay open."""
@@ -76,7 +76,8 @@ class Acceptor:
         self._sockets.clear()
         if self._peers is not None:
             self._loop.remove_reader(self._peers.inbox)
-            self._inherit()  # nobody else would
+            self._inherit()  # nobody else may be there to do it
+            self._peers.gone(self._taken)
             self._peers.close()
             self._peers = None
 
@@ -88,7 +89,6 @@ class Acceptor:
         await asyncio.gather(*greetings, return_exceptions=True)
 
     def _accept(self, listening: socket.socket) -> None:
-        self.note()  # another process may have written it
         for _ in range(AT_ONCE):
             try:
                 connection, _ = listening.accept()
@@ -99,11 +99,10 @@ class Acceptor:
                 self._loop.remove_reader(listening)
                 self._pauses[listening] = self._loop.call_later(PAUSE_S, self._go_on, listening)
                 return
-            if self._peers is not None and self._peers.give_away(connection):
+            if self._peers is not None and self._peers.place(connection):
                 connection.close()
             else:
                 self._greet(connection)
-                self.note()
 
     def _go_on(self, listening: socket.socket) -> None:
         del self._pauses[listening]
@@ -113,9 +112,9 @@ class Acceptor:
         if self._peers is not None:
             for connection in self._peers.take():
                 self._greet(connection)
-            self.note()
 
     def _greet(self, connection: socket.socket) -> None:
+        self._taken += 1
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection), name="greet a client")
         self._greetings.add(task)
@@ -126,3 +125,4 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._make, connection, ssl=self._tls)
         except OSError as error:  # the client left, or speaks no TLS
             log.debug("a connection was not made: %s", error)
+            self.closed()

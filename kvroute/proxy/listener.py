@@ -64,7 +64,7 @@ class Listener:
         Raises:
             OSError: a socket cannot listen.
         """
-        self._acceptor = Acceptor(self._client, sockets, peers, lambda: len(self._clients), tls)
+        self._acceptor = Acceptor(self._client, sockets, peers, tls)
         self._acceptor.start(BACKLOG)
 
     def stop_accepting(self) -> None:
@@ -110,7 +110,7 @@ class Listener:
     def _closed(self, client: Client) -> None:
         self._clients.discard(client)
         if self._acceptor is not None:
-            self._acceptor.note()
+            self._acceptor.closed()
 
     def _look_at_the_clock(self) -> None:
         """Look at every connection's wait; again after a while, as long as any is open."""

@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections.abc import Iterable
 
-from kvroute.proxy.peers import ABSENT, Peers
+from kvroute.proxy.peers import ABSENT, Peers, locked
 
 SLOTS_MAX = 64
 _BYTES = SLOTS_MAX * 8
@@ -42,7 +42,8 @@ class Shares:
 
     def leave(self, slot: int) -> None:
         """Note that nobody takes connections in a slot."""
-        self._counts[slot] = ABSENT
+        with locked(self.counts):
+            self._counts[slot] = ABSENT
 
     def close(self) -> None:
         """Close all of it; workers keep what they have."""
@@ -62,7 +63,7 @@ class Shares:
 def peers_of(slot: int, counts: int, inbox: int, outboxes: dict[int, int]) -> Peers:
     """Return a worker's view of what it was lent, from file descriptors."""
     ways = {other: socket.socket(fileno=fd) for other, fd in outboxes.items()}
-    return Peers(slot, _mapped(counts)[1], socket.socket(fileno=inbox), ways)
+    return Peers(slot, _mapped(counts)[1], counts, socket.socket(fileno=inbox), ways)
 
 
 def _mapped(fd: int) -> tuple[mmap.mmap, memoryview[int]]:

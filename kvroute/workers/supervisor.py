@@ -137,7 +137,7 @@ class Supervisor:
                     self._served(post)
                 elif said.stops:
                     self._staff.leaves(post.id)
-                    self._news.set()
+                    self._left(post)
             trouble = trouble or f"worker {worker.pid} ended with code {await worker.ended()}"
         except OSError as error:
             trouble = f"`workers`: no process can be started: {error}"
@@ -161,8 +161,7 @@ class Supervisor:
         self._tasks.pop(post.id, None)
         if worker is not None:
             self._front.retire(worker, words)
-        if not any(other.post.slot == post.slot for other in self._known(self._staff.serving())):
-            self._shares.leave(post.slot)
+        self._left(post)
         was_trial = self._staff.trial
         if not self._staff.ended(post.id, asyncio.get_running_loop().time()):
             pass
@@ -172,6 +171,13 @@ class Supervisor:
             self._trouble = trouble
         else:
             log.error("the new settings are not used: %s", trouble)
+        self._news.set()
+
+    def _left(self, post: Post) -> None:
+        """Have a slot count as empty where nobody else is in it."""
+        serving = self._known(self._staff.serving())
+        if not any(other.post.slot == post.slot and other.post.id != post.id for other in serving):
+            self._shares.leave(post.slot)
         self._news.set()
 
     def _stop(self, id: int) -> None:

@@ -6,11 +6,12 @@ import array
 import asyncio
 import resource
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kvroute.proxy.acceptor import Acceptor
-from kvroute.proxy.peers import Peers
+from kvroute.proxy.peers import ABSENT, Peers
 
 WAIT_S = 5.0
 
@@ -28,7 +29,7 @@ class Kept(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.side.open.discard(self)
-        self.side.acceptor.note()
+        self.side.acceptor.closed()
 
 
 class Side:
@@ -37,8 +38,9 @@ class Side:
     def __init__(self, name: bytes, sockets: list[socket.socket], peers: Peers | None) -> None:
         self.name = name
         self.open: set[Kept] = set()
-        self.acceptor = Acceptor(lambda: Kept(self), sockets, peers, lambda: len(self.open), None)
+        self.acceptor = Acceptor(lambda: Kept(self), sockets, peers, None)
         self.acceptor.start(64)
+        self.counts = peers._counts if peers is not None else None
 
     async def close(self) -> None:
         self.acceptor.close()
@@ -57,17 +59,19 @@ def listening() -> socket.socket:
 @asynccontextmanager
 async def two_sides() -> AsyncIterator[tuple[Side, Side, tuple[str, int]]]:
     """Yield two sides with all connections arriving at the first, and the address."""
-    counts = memoryview(array.array("q", [0, 0]))
+    counts = memoryview(array.array("q", [ABSENT, ABSENT]))
+    lock = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     inboxes, outboxes = zip(*(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)), strict=True)
     public = listening()
     address = public.getsockname()
-    one = Side(b"1", [public], Peers(0, counts, inboxes[0], {1: outboxes[1]}))
-    other = Side(b"2", [], Peers(1, counts, inboxes[1], {0: outboxes[0]}))
+    one = Side(b"1", [public], Peers(0, counts, lock.fileno(), inboxes[0], {1: outboxes[1]}))
+    other = Side(b"2", [], Peers(1, counts, lock.fileno(), inboxes[1], {0: outboxes[0]}))
     try:
         yield one, other, address
     finally:
         await one.close()
         await other.close()
+        lock.close()
 
 
 async def greeted(address: tuple[str, int], count: int) -> tuple[list[bytes], list[asyncio.StreamWriter]]:
@@ -118,12 +122,13 @@ async def test_connections_are_shared_evenly():
             writer.close()
 
 
-async def test_nothing_is_given_to_who_has_closed():
-    """A side that takes no connections any more gets none."""
-    async with two_sides() as (_, other, address):
-        other.acceptor.close()
+async def test_a_side_that_closes_counts_nothing():
+    """Who takes no connections any more is not counted with those that it still has."""
+    async with two_sides() as (one, other, address):
         names, writers = await greeted(address, 10)
-        assert names == [b"1"] * 10
+        assert names.count(b"2") == 5
+        other.acceptor.close()
+        assert list(one.counts) == [5, 0]
         for writer in writers:
             writer.close()
 

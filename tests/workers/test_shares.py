@@ -30,10 +30,10 @@ def test_workers_see_each_others_counts(shares):
     one, other = worker(shares, 0, 2), worker(shares, 1, 2)
     client, accepted = socket.socketpair()
     with client, accepted:
-        one.note(3)
-        assert not one.give_away(accepted), "the other one is not there yet"
-        other.note(0)
-        assert one.give_away(accepted)
+        one.arrive()
+        assert not one.place(accepted), "the other one is not there yet"
+        other.arrive()
+        assert one.place(accepted)
         (taken,) = other.take()
         taken.close()
     one.close()
@@ -45,12 +45,13 @@ def test_what_lies_in_an_inbox_is_the_successors(shares):
     one, other = worker(shares, 0, 2), worker(shares, 1, 2)
     client, accepted = socket.socketpair()
     with client, accepted:
-        one.note(3)
-        other.note(0)
-        assert one.give_away(accepted)
+        one.arrive()
+        other.arrive()
+        assert [one.place(accepted) for _ in range(2)] == [False, True]
         other.close()
+        shares.leave(1)
         successor = worker(shares, 1, 2)
-        (taken,) = successor.take()
+        (taken,) = successor.arrive()
         taken.close()
     one.close()
     successor.close()
@@ -61,9 +62,9 @@ def test_nothing_is_given_to_an_empty_slot(shares):
     one, other = worker(shares, 0, 2), worker(shares, 1, 2)
     client, accepted = socket.socketpair()
     with client, accepted:
-        one.note(3)
-        other.note(0)
+        one.arrive()
+        other.arrive()
         shares.leave(1)
-        assert not one.give_away(accepted)
+        assert [one.place(accepted) for _ in range(2)] == [False, False]
     one.close()
     other.close()

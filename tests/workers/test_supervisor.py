@@ -122,7 +122,8 @@ def test_a_killed_worker_costs_only_its_own_answers(replica, tmp_path):
             os.kill(victim, signal.SIGKILL)
             await ended(tasks)
         broken = [seen for seen in everyone if not seen.is_done]
-        assert len(broken) == theirs == STREAMS / 2
+        assert len(broken) == theirs
+        assert 0.4 * STREAMS <= theirs <= 0.6 * STREAMS
         assert all(seen.error for seen in broken)
         assert other in workers(router)
 
