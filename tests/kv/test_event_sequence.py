@@ -233,6 +233,41 @@ def test_what_is_held_back_is_bounded_and_asked_for_again(monkeypatch):
     assert sequence.counters.overflows == 2
 
 
+def test_what_is_held_back_after_an_overflow_came_after_the_question(monkeypatch):
+    """It is handed on, although as many that had come before it were stale."""
+    monkeypatch.setattr(module, "HELD_LIMIT", 3)
+    sequence, log = begin()
+    live(sequence, "a", 2, 3)
+    sequence.ask()
+    live(sequence, "a", 4, 5, 6)
+    for seq in range(5):
+        sequence.replayed(seq, f"a{seq}".encode())
+    sequence.answered(is_complete=True)
+    assert (log.told, sequence.wanted) == (batches("a", 0, 6), None)
+
+
+@pytest.mark.parametrize("relief", [lambda sequence: answer(sequence, "a", [3]), EventSequence.connected])
+def test_failures_are_counted_in_a_row(relief):
+    """An answer, or a new connection, begins the count again."""
+    sequence, _ = begin(at("a", 3))
+    for _ in range(2):
+        for _ in range(ATTEMPTS - 1):
+            answer(sequence, "a", [], is_complete=False)
+        assert sequence.wanted == 3
+        relief(sequence)
+        sequence.check()
+    assert sequence.counters.failed_replays == 0
+
+
+def test_a_lost_batch_that_comes_after_all_is_no_new_life():
+    """Nothing is known of a number that was told to be lost."""
+    sequence, log = begin(at("a", 3))
+    answer(sequence, "a", [6, 7])
+    live(sequence, "a", 5)
+    answer(sequence, "a", [6, 7])
+    assert log.told == ["gap 4-5", *batches("a", 6, 7)]
+
+
 def test_bytes_held_back_are_bounded(monkeypatch):
     """A few giants count like many dwarfs."""
     monkeypatch.setattr(module, "HELD_BYTES", 5)
