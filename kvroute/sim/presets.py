@@ -11,15 +11,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
-from kvroute.sim.engine import RooflineTime
-from kvroute.sim.values import Limits
-from kvroute.sizing.capacity import Budget, Parallel
+from kvroute.sim.engine import FS, RooflineTime
+from kvroute.sim.values import Limits, Offload
+from kvroute.sizing.capacity import Budget, Parallel, kv_bytes
 from kvroute.sizing.hardware import Hardware, gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.planner import Settings, plan
 from kvroute.sizing.presets import PRESETS as MODELS
 from kvroute.sizing.presets import preset
-from kvroute.sizing.speed import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, computes_in_8_bits
+from kvroute.sizing.speed import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, computes_in_8_bits, copy_s, tiers
 
 GIB = 1 << 30
 UTILISATION = 0.92  # vLLM's --gpu-memory-utilization
@@ -59,6 +59,7 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     block_size: int  # tokens
     num_blocks: int  # the null block included
     max_model_len: int
+    offload: Offload | None  # CPU memory behind the cache, where some was given
     sources: dict[str, str]  # what the figures rest on
 
     @property
@@ -67,8 +68,10 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
         return (self.num_blocks - 1) * self.block_size
 
 
-def engine_figures(name: str, *, block_size: int = 16, max_model_len: int | None = None) -> EngineFigures:
-    """Work out an engine by its name.
+def engine_figures(
+    name: str, *, block_size: int = 16, max_model_len: int | None = None, cpu_bytes: int = 0
+) -> EngineFigures:
+    """Work out an engine by its name, with `cpu_bytes` of CPU memory behind its cache.
 
     Raises:
         ConfigError: the name cannot be read, model or GPU is not known, or the model does not fit.
@@ -100,6 +103,7 @@ def engine_figures(name: str, *, block_size: int = 16, max_model_len: int | None
         block_size=block_size,
         num_blocks=tokens // block_size + 1,
         max_model_len=context,
+        offload=offload_of(model, hardware, parallel, block_size, cpu_bytes) if cpu_bytes else None,
         sources={"model": MODELS[model.name].source, "hardware": hardware.source, **SOURCES},
     )
 
@@ -112,6 +116,19 @@ def limits_of(hardware: Hardware) -> Limits:
     if memory >= 70 and not hardware.name.startswith("a100"):
         return Limits(async_scheduling=True)
     return Limits(max_num_batched_tokens=2_048, max_num_seqs=256, async_scheduling=True)
+
+
+def offload_of(model: Model, hardware: Hardware, parallel: Parallel, block_size: int, cpu_bytes: int) -> Offload:
+    """Return what `cpu_bytes` of CPU memory hold, and how long a block takes back.
+
+    Raises:
+        ConfigError: the memory is less than one block.
+    """
+    block_bytes = kv_bytes(model, block_size)
+    if cpu_bytes < block_bytes:
+        raise ConfigError(f"cpu_bytes: {cpu_bytes:,} bytes are less than one block of {block_bytes:,}")
+    cpu = next(tier for tier in tiers(hardware) if tier.name == "cpu")
+    return Offload(cpu_bytes // block_bytes, round(copy_s(model, block_size, cpu, parallel=parallel) * FS))
 
 
 def _parts(name: str) -> tuple[Model, Hardware, int]:

@@ -66,6 +66,18 @@ def test_a_name_that_leads_nowhere_says_what_would(name, said):
         engine_figures(name)
 
 
+def test_cpu_memory_holds_blocks_and_gives_them_back_at_the_links_speed():
+    """1.05 GB, the cache of 8,000 tokens of an 8B model, take 19 ms over PCIe 5, and half of it over two links."""
+    figures = engine_figures("llama-3.1-8b@h100", block_size=16, cpu_bytes=64 * 10**9)
+    assert figures.offload.num_blocks == 64 * 10**9 // (16 * 131_072)
+    assert seconds(500 * figures.offload.block_copy_fs) == pytest.approx(0.019, rel=0.01)
+    two = engine_figures("llama-3.1-8b@2xh100", cpu_bytes=10**9).offload
+    assert two.block_copy_fs == pytest.approx(figures.offload.block_copy_fs / 2)
+    assert engine_figures("llama-3.1-8b@h100").offload is None
+    with pytest.raises(ConfigError, match="cpu_bytes"):
+        engine_figures("llama-3.1-8b@h100", cpu_bytes=1000)
+
+
 def test_a_gpu_whose_name_ends_in_x_is_understood():
     """The x of a count stands after a number at the beginning, and nowhere else."""
     assert engine_figures("llama-3.1-8b@mi300x").kv_tokens < engine_figures("llama-3.1-8b@2xmi300x").kv_tokens
