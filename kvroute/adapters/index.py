@@ -141,7 +141,7 @@ class MemoryIndex:
         """Note what a request found in the cache."""
         if replica in self._feeds:
             feed, promised = self._feeds[replica]
-            promised.keep(chain)
+            promised.keep(chain, time.monotonic())
             feed.delivered(chain, held_blocks)
 
     def is_exact(self, replica: ReplicaId) -> bool:

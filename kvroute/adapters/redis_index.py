@@ -133,7 +133,7 @@ class RedisIndex:
             return
         member = shard.members[replica]
         if member.promised is not None:
-            member.promised.keep(chain)
+            member.promised.keep(chain, time.monotonic())
         if not shard.is_ready or not shard.is_fed(member):
             return
         if member.writer is not None and member.writer.feed.is_owner:

@@ -78,6 +78,7 @@ class Service:
         self.url = ""  # of the public listener, known once it listens
         self.admin_url = ""
         self.is_stopping = False
+        self.feeds: Feeds | None = None  # once started
         self._stack = AsyncExitStack()
         self._public: Listener | None = None
         self._doors = doors
@@ -112,7 +113,7 @@ class Service:
         if config.tokenizer not in ("auto", "none"):
             find_model(config.tokenizer, None, "", {})  # a directory without a tokenizer stops the start
         store = await self._open_store()
-        feeds = Feeds(
+        feeds = self.feeds = Feeds(
             fleet=self.fleet,
             index=store.index,
             catalogue=catalogue,

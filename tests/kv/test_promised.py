@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
-from kvroute.kv.promised import LIFE_S, Promised
+from kvroute.kv.promised import KEPT_MAX, LIFE_S, TELLING_S, Promised
 
 
 def chain(*tokens: int) -> PrefixChain:
@@ -36,14 +36,24 @@ def test_what_was_not_computed_is_taken_back():
 
 
 def test_an_answer_ends_the_promise():
-    """What was computed is the engine's to tell; what others share with it, or were sent below it, still counts."""
+    """Soon after the answer what was computed is the engine's to tell; what others share with it still counts."""
     promised = Promised(100)
     for one in (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7)):
         promised.record(one, 0.0)
     for one in (chain(1, 2, 3), chain(1, 2), chain(1, 2, 4, 9), chain(8)):
-        promised.keep(one)
-    held = [promised.held(one, 0.1) for one in (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7))]
-    assert held == [2, 4, 1]
+        promised.keep(one, 0.0)
+    asked = (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7))
+    assert [promised.held(one, TELLING_S - 0.1) for one in asked] == [3, 4, 1]
+    assert [promised.held(one, TELLING_S + 0.1) for one in asked] == [2, 4, 1]
+
+
+def test_too_many_answers_at_once_end_at_once():
+    """Answers whose promises are about to end are bounded, too."""
+    promised = Promised(2 * KEPT_MAX)
+    for token in range(KEPT_MAX + 1):
+        promised.record(chain(token), 0.0)
+        promised.keep(chain(token), 0.0)
+    assert [promised.held(chain(token), 0.1) for token in (0, 1)] == [0, 1]
 
 
 def test_promises_are_bounded():

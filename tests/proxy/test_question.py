@@ -50,7 +50,19 @@ def test_hits_are_summed_over_prompts():
     """A replica's hits are those of all prompts together, each up to what an engine can reuse."""
     prompts = (prompt(16), prompt(9, 100))
     match = Match(({R0: 4, R1: 1}, {R0: 2}), "index")
-    assert hits_of(prompts, match.holdings) == {R0: 3 * SIZE + 2 * SIZE, R1: SIZE}  # of exactly k blocks at most k - 1 hit
+    assert hits_of(prompts, match.holdings) == {
+        R0: 3 * SIZE + 2 * SIZE,
+        R1: SIZE,
+    }  # of exactly k blocks at most k - 1 hit
+
+
+async def test_slower_tiers_are_told_apart(parts: Parts):
+    """What only a slower tier holds is no hit, but stored: the router prices its copy."""
+    prompts = (prompt(40),)
+    match = Match(({R0: 2},), "index", (({R0: 5, R1: 1}, {R0: 7, R1: 1}),))
+    assert hits_of(prompts, match.holdings) == {R0: 2 * SIZE}
+    assert hits_of(prompts, [tiers[-1] for tiers in match.slower]) == {R0: 7 * SIZE, R1: SIZE}
+    assert [match.held(0, replica) for replica in (R0, R1)] == [7, 1]
 
 
 def test_demand(parts: Parts):
