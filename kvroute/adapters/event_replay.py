@@ -28,6 +28,15 @@ AT_ONCE = 256  # messages read before others get their turn
 RECEIVED_LIMIT = 20_000  # messages that wait here: twice what an engine keeps by default
 
 
+def needs_ipv6(endpoint: str) -> bool:
+    """Return whether an endpoint is an IPv6 address.
+
+    ZeroMQ tries one address of a name only. With IPv6 allowed that may be one that engines, which bind wildcards on
+    IPv4, do not listen on.
+    """
+    return "[" in endpoint
+
+
 async def ask(
     context: zmq.Context[zmq.Socket[bytes]],
     endpoint: str,
@@ -47,6 +56,7 @@ async def ask(
         raw.setsockopt(zmq.LINGER, 0)
         raw.setsockopt(zmq.RCVHWM, RECEIVED_LIMIT)
         raw.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        raw.setsockopt(zmq.IPV6, needs_ipv6(endpoint))
         raw.connect(endpoint)
         raw.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
         socket = zmq.asyncio.Socket.from_socket(raw)

@@ -23,7 +23,7 @@ import zmq
 from msgspec import Struct
 
 from kvroute.adapters import event_replay
-from kvroute.adapters.event_replay import MAX_MESSAGE_BYTES, SEQ_BYTES
+from kvroute.adapters.event_replay import MAX_MESSAGE_BYTES, SEQ_BYTES, needs_ipv6
 from kvroute.kv.event_sequence import EventSequence, EventSink, Position, SequenceCounters
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class EventStream:
             (zmq.HEARTBEAT_TIMEOUT, LOST_MS),
             (zmq.RECONNECT_IVL, RETRY_MS),
             (zmq.RECONNECT_IVL_MAX, RETRY_LIMIT_MS),
-            (zmq.IPV6, 1),
+            (zmq.IPV6, needs_ipv6(self.endpoint)),
         ):
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)

@@ -125,6 +125,7 @@ def _is_bound(endpoint: str) -> bool:
 
 def _opened(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
     """Bind or dial, and return the endpoint with its real port."""
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
         (socket.bind if bind else socket.connect)(endpoint)
     except zmq.ZMQError as error:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import zmq
@@ -46,6 +47,29 @@ async def test_a_late_joiner_hears_all_from_zero_and_what_follows(open_stream, k
     await log.until((7, "a7"))
     assert log.told == batches("a", 0, 7)
     assert stream.position == Position(7, digest_of(b"a7"))
+
+
+HAS_IPV6 = Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text() != ""
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", pytest.param("[::1]", marks=pytest.mark.skipif(not HAS_IPV6, reason="no IPv6 here"))]
+)
+async def test_engines_are_found_by_name_and_in_both_families(host):
+    """A name may stand for addresses of both families, of which the engine listens on one."""
+    log, taken = Log(), "tcp://[::1]:0" if host == "[::1]" else "tcp://*:0"
+    publisher = Publisher(endpoint=taken, replay_endpoint=taken)
+    publisher.publish(2)
+    live, replay = (
+        f"tcp://{host}:{endpoint.rpartition(':')[2]}" for endpoint in (publisher.endpoint, publisher.replay_endpoint)
+    )
+    stream = EventStream(live, sink=log, replay_endpoint=replay)
+    await stream.start()
+    await log.until((1, "a1"))
+    publisher.publish(1)
+    await log.until((2, "a2"))
+    await stream.close()
+    publisher.stop()
 
 
 @pytest.mark.parametrize("kind", [EventPublisher, OldPublisher])
