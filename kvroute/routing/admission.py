@@ -1,11 +1,11 @@
-"""Who may go now, and who waits: so that memory is enough for those who run, and caches outlive the pauses between turns.
+"""Who may go now, and who waits: so that memory is enough for what runs, and caches outlive the pauses between turns.
 
 Once prompts are placed well, what is left to lose is thrashing: more live conversations than the pool holds, every turn
 recomputing what was just evicted. Two rules prevent it, and a third lets go of them where they are wrong.
 
 Rule 1, the gate. A request goes where what it will hold at its end fits beside what was promised (`gate`). If the
-        replica that is cheapest has no room, and no other is cheaper than waiting for it, the request is held, and bound
-        to a replica when there is room.
+        replica that is cheapest, waiting included, has no room, the request is held, and bound to a replica when there
+        is room.
 Rule 2, the working set. A conversation that has no seat gets one only on a replica where the conversations that live
         there, grown as they probably will, leave it room (`working_set`, `habits`). Between turns a seat lasts as long
         as keeping the cache serves more than giving the room to others (`memory_plan`). Who has no seat waits in line;
@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from math import ceil, inf
 
 from msgspec import Struct
 
 from kvroute.errors import Overloaded
 from kvroute.routing.conversations import Conversation, Conversations
-from kvroute.routing.cost import Work, compute_tokens
+from kvroute.routing.cost import Work, compute_tokens, kv_tokens
 from kvroute.routing.demand import Demand, Usage
 from kvroute.routing.gate import Gate
 from kvroute.routing.habits import Forecast, HabitBook, Habits
@@ -35,6 +36,7 @@ from kvroute.routing.member import Member
 from kvroute.routing.memory_plan import Turns, best_plan
 from kvroute.routing.pressure import Pressure
 from kvroute.routing.replica import ReplicaId
+from kvroute.routing.standing import Foresight, Room, Standing, held_of, learnt_of, live_of
 from kvroute.routing.turn import Turn
 from kvroute.routing.waiting import Served, Ticket, Waiting, rank
 from kvroute.routing.working_set import EMPTY, WorkingSet
@@ -238,9 +240,11 @@ class Admission:
             ticket.turn.over(None)
 
     def candidates(self) -> Iterator[Ticket]:
-        """Yield who may be next: turns of seated conversations, then each line's first, as long as the last one went."""
-        for ticket in self.waiting.seated():
-            yield ticket
+        """Yield who may be next: turns of seated conversations, then each line's first, as long as the last one went.
+
+        Changes between two steps are seen: a ticket that was admitted meanwhile is followed by the next in its line.
+        """
+        yield from self.waiting.seated()
         for model in self.waiting.models():
             last: Ticket | None = None
             while (first := self.waiting.first(model, self._served)) and first is not last:
@@ -263,6 +267,48 @@ class Admission:
         self._set.pause(conversation, habits.forecast(conversation, 0.0), now_s + self.memory_s(conversation.model))
         over_s = max(OVER_MIN_S, 2 * habits.pause_quantile_s(OVER_SHARE))
         self._silent[conversation.number] = (conversation, now_s + over_s)
+
+    def foresee(
+        self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, chances: Chances
+    ) -> Foresight:
+        """Return what a request would be told; nothing changes."""
+        conversation = self._conversations.foresee(demand, max(hits.values(), default=0), self._now_s)
+        number = conversation.number if conversation.number in self._conversations else None
+        conversation.is_under_way = True
+        turn = Turn(demand, conversation, output_tokens * demand.sequences, lambda turn, usage: None)
+        is_next = self.is_next(turn)
+        found = self.choose(turn, chances, is_next=is_next)
+        rooms = tuple(map(self._room, repeat(turn), chances.members, chances.works))
+        line, place = self.waiting.line(demand.model, self._served), rank(turn, self._served)
+        seen = (sum(rank(other.turn, self._served) < place for other in line), number, conversation.turns, rooms)
+        if isinstance(found, Member):
+            return Foresight(found.replica.id, "none", "", *seen)
+        if not is_next and not found.is_seated:
+            return Foresight(None, "line", found.reason, *seen)
+        return Foresight(None, "gate" if any(room.has_seat for room in rooms) else "working set", found.reason, *seen)
+
+    def _room(self, turn: Turn, member: Member, work: Work) -> Room:
+        conversation, forecast, id = turn.conversation, self._forecast(turn), member.replica.id
+        seat, capacity = self._set.seat_of(conversation), member.replica.capacity_tokens or 0
+        return Room(
+            replica=id,
+            has_seat=(seat is not None and seat.replica == id) or self._has_seat(member, conversation, forecast),
+            is_open=self._gate.is_open(member, work, self._now_s),
+            peak_tokens=round(self._set.peak_tokens(id, conversation, forecast)),
+            peak_limit_tokens=round(self.pressure.fill * capacity),
+            promised_tokens=member.view.kv_tokens,
+            needed_tokens=round(kv_tokens(member.view, work)),
+            promised_limit_tokens=round(self._gate.of(member, self._now_s).fill * capacity),
+        )
+
+    def standing(self) -> Standing:
+        """Return who waits, who lives where, and what was learnt."""
+        memory_s = {model: self.memory_s(model) for model, _ in self._habits.items()}
+        held = sorted(held_of(self.waiting, self._served, self._now_s), key=lambda held: -held.waited_s)
+        live, learnt = live_of(self._set.tables(), self.pressure.fill), learnt_of(self._habits.items(), memory_s)
+        return Standing(
+            tuple(held), tuple(live), tuple(learnt), self.pressure.fill, self.pressure.lost, self.waiting.size_bytes
+        )
 
     def memory_s(self, model: str) -> float:
         """Return how long a conversation keeps its seat between two turns."""

@@ -1,4 +1,4 @@
-"""Conversations, recognised from the chains of their prompts alone: a prompt that extends an earlier one goes on with it.
+"""Conversations, recognised from the chains of prompts alone: a prompt that extends an earlier one goes on with it.
 
 A conversation's tip is the last whole block of its latest prompt. A prompt that contains a tip continues that
 conversation, unless a request of it is under way: then it is a branch, and a conversation of its own.
@@ -53,6 +53,19 @@ class Conversation:
         """Tokens that nobody else needs."""
         return self.tokens - self.shared_tokens
 
+    def grow(self, prompt_tokens: int) -> None:
+        """Move on to a longer prompt."""
+        self.growth_tokens = max(prompt_tokens - self.tokens, 0)
+        self.is_repeated = self.is_repeated and not self.growth_tokens
+        self.tokens = prompt_tokens
+
+    def copy(self) -> Conversation:
+        """Return one that is equal and belongs to nobody."""
+        twin = Conversation.__new__(Conversation)
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
     def __repr__(self) -> str:
         return f"<Conversation {self.number}: turn {self.turns}, {self.tokens} tokens>"
 
@@ -68,6 +81,9 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._known
 
     def recognise(self, demand: Demand, shared_tokens: int, now_s: float) -> Conversation:
         """Return the conversation that a prompt continues, moved on to it, or a new one.
@@ -86,14 +102,23 @@ class Conversations:
         else:
             self._untip(found)
             self._known.move_to_end(found.number)
-            found.growth_tokens = max(demand.prompt_tokens - found.tokens, 0)
-            found.is_repeated = found.is_repeated and not found.growth_tokens
-            found.tokens = demand.prompt_tokens
+            found.grow(demand.prompt_tokens)
         found.turns += not found.is_repeated or not found.turns
         self._tip(found, hashes)
         while len(self._known) > self._limit:
             self._untip(self._known.popitem(last=False)[1])
         return found
+
+    def foresee(self, demand: Demand, shared_tokens: int, now_s: float) -> Conversation:
+        """Return what `recognise` would return, as a copy; nothing changes."""
+        found = self._find(hashes_of(demand.chain))
+        if found is None:
+            twin = Conversation(self._count + 1, demand, shared_tokens, now_s)
+        else:
+            twin = found.copy()
+            twin.grow(demand.prompt_tokens)
+        twin.turns += not twin.is_repeated or not twin.turns
+        return twin
 
     def _find(self, hashes: Sequence[int]) -> Conversation | None:
         count = len(hashes)

@@ -153,6 +153,10 @@ class HabitBook:
     def __init__(self) -> None:
         self._habits: OrderedDict[str, Habits] = OrderedDict()
 
+    def items(self) -> list[tuple[str, Habits]]:
+        """Return every model with its habits."""
+        return list(self._habits.items())
+
     def of(self, model: str) -> Habits:
         """Return a model's habits, unlearnt at first sight."""
         habits = self._habits.get(model)

@@ -28,6 +28,7 @@ from kvroute.routing.member import FAILURES_MAX, Member
 from kvroute.routing.policy import Case, Knowledge, Policy
 from kvroute.routing.refusals import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.replica import ReplicaId
+from kvroute.routing.standing import Foresight
 from kvroute.routing.waiting import Ticket
 
 KVROUTE = "kvroute"
@@ -126,14 +127,19 @@ class Router:
 
         Raises:
             Overloaded: too much is held already, or this request was held for too long.
-            BadRequest, NoReplica: as `place`.
+            BadRequest, NoReplica: as `place`. Whatever is raised, the hold is over.
         """
         admission = self.admission
         if admission is None:
             return self.place(demand, hits, now, avoid, stored)
         self.fleet.advance(now)
         admission.advance(now)
-        members = self._candidates(demand, now, avoid)
+        try:
+            members = self._candidates(demand, now, avoid)
+        except KvrouteError:
+            if hold is not None:
+                admission.drop(hold)
+            raise
         offers = self._offers(demand, hits, stored)
         ticket = None if hold is None else admission.waiting.get(hold)
         output_tokens = self.fleet.outputs.expect(demand)
@@ -202,6 +208,26 @@ class Router:
             for member in members
         ]
         return sorted(rows, key=lambda row: (not row.is_chosen, row.obstacle is not None, row.placement.cost_s))
+
+    def foresee(
+        self,
+        demand: Demand,
+        hits: Mapping[ReplicaId, int],
+        now: float,
+        stored: Mapping[ReplicaId, int] = NOTHING_STORED,
+    ) -> Foresight | None:
+        """Return what admission would say to a request now, None where nothing is ever held; nothing is booked.
+
+        Raises:
+            BadRequest, NoReplica: as `place`.
+        """
+        self.fleet.advance(now)
+        members = self._candidates(demand, now, frozenset())
+        if self.admission is None:
+            return None
+        self.admission.advance(now)
+        chances = self._offers(demand, hits, stored).chances(members)
+        return self.admission.foresee(demand, hits, self.fleet.outputs.expect(demand), chances)
 
     def _offers(self, demand: Demand, hits: Mapping[ReplicaId, int], stored: Mapping[ReplicaId, int]) -> Offers:
         return Offers(demand, hits, stored, self.fleet.outputs.expect(demand), self._ttft_weight)

@@ -1,7 +1,7 @@
 """The requests that are held, in the order in which they should go.
 
-Turns of conversations that have a seat come first, wherever there is room; each waits for itself. The others wait in one
-line for each model: by priority, then by what their tenants were served (least first), then by the conversation's age,
+Turns of conversations that have a seat come first, wherever there is room; each waits for itself. The others wait in
+one line for each model: by priority, then by what their tenants were served (least first), then by the conversation's age,
 so that the oldest keep their place. A tenant is served what it makes engines do: computed and generated tokens count
 whole, cached ones a tenth. One that had nothing to ask for meanwhile cannot save up: it starts level with the least
 served of those that wait or run.
@@ -45,11 +45,16 @@ class Served:
         """Return what a tenant was served."""
         return self._tokens.get(tenant, 0.0)
 
+    def level(self, tenant: str) -> float:
+        """Return what a tenant counts as served; one that has no request is level with the least served that has."""
+        if tenant in self._busy:
+            return self.of(tenant)
+        return max(self.of(tenant), min(map(self.of, self._busy), default=0.0))
+
     def enter(self, tenant: str) -> None:
         """Note that a tenant has a request; if it had none, level it with the least served of the others."""
         if not self._busy.get(tenant):
-            level = min((self.of(other) for other in self._busy), default=0.0)
-            self._tokens[tenant] = max(self.of(tenant), level)
+            self._tokens[tenant] = self.level(tenant)
             self._tokens.move_to_end(tenant)
             while len(self._tokens) > TENANTS_MAX:
                 self._tokens.popitem(last=False)
@@ -125,6 +130,10 @@ class Waiting:
         line = self._lines.get(model)
         return min(line.values(), key=lambda ticket: rank(ticket.turn, served)) if line else None
 
+    def line(self, model: str, served: Served) -> list[Ticket]:
+        """Return those who wait in a model's line, the next one first."""
+        return sorted(self._lines.get(model, {}).values(), key=lambda ticket: rank(ticket.turn, served))
+
     def line_length(self, model: str) -> int:
         """Return how many wait in a model's line."""
         return len(self._lines.get(model, ()))
@@ -133,4 +142,4 @@ class Waiting:
 def rank(turn: Turn, served: Served) -> tuple[float, float, int]:
     """Return where a request stands in its line; the least goes first."""
     conversation = turn.conversation
-    return (-turn.demand.priority, served.of(conversation.tenant), conversation.number)
+    return (-turn.demand.priority, served.level(conversation.tenant), conversation.number)

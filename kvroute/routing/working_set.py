@@ -7,6 +7,7 @@ ahead. Prefixes that several conversations share count once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from operator import add, sub
 
@@ -64,6 +65,10 @@ class WorkingSet:
     def table(self, replica: ReplicaId) -> Table:
         """Return a replica's seats."""
         return self._tables.get(replica) or Table()
+
+    def tables(self) -> Mapping[ReplicaId, Table]:
+        """Return the seats by replica, of those that have any."""
+        return self._tables
 
     def table_of(self, conversation: Conversation) -> Table:
         """Return the seats of the replica where a conversation has its own."""
