@@ -195,10 +195,13 @@ class Scheduler:
     def _admit(self, flight: Flight, budget: int) -> None:
         while self._may_admit(budget):
             sequence = self.waiting.head()
-            hits = self.pool.match(sequence.request.chain, sequence.tokens)
+            hits = self.pool.match(sequence.request.chain, sequence.tokens) if sequence.request.reads_cache else []
             copies = self._copies(sequence, len(hits))
             hit_tokens = (len(hits) + copies) * self.pool.block_size
-            count = min(self._chunk(sequence, hit_tokens), budget)
+            count = self._chunk(sequence, hit_tokens)
+            if count > budget and not self.limits.enable_chunked_prefill:
+                return
+            count = min(count, budget)
             if not self._fits(sequence, hits, hit_tokens + count):
                 self._refused = self._conditions(budget)
                 return
@@ -231,7 +234,7 @@ class Scheduler:
 
     def _copies(self, sequence: Sequence, hits: int) -> int:
         """Count the blocks after those that hit that can be copied back."""
-        if self.offload is None:
+        if self.offload is None or not sequence.request.reads_cache:
             return 0
         return self.offload.match(sequence.request.chain, hits, (sequence.tokens - 1) // self.pool.block_size)
 
@@ -253,7 +256,10 @@ class Scheduler:
             self.offload.use(sequence.request.chain, len(hits), end)
             self.pool.store(sequence.request.chain, sequence.blocks, len(hits), end)
             sequence.stored_blocks = end
-        if sequence.is_resumed:
+        is_resumed, sequence.is_resumed = sequence.is_resumed, True
+        if not sequence.request.reads_cache:
+            return
+        if is_resumed:
             self.counters.resumed_queries += sequence.tokens
             self.counters.resumed_hits += hit_tokens
         else:
@@ -261,7 +267,6 @@ class Scheduler:
             self.counters.prefix_hits += hit_tokens
             self.counters.external_queries += (sequence.tokens - hit_tokens) if self.offload is not None else 0
             self.counters.external_hits += copied_tokens
-            sequence.is_resumed = True
 
     def _prefill(self, sequence: Sequence, count: int, flight: Flight) -> None:
         """Compute `count` of the known tokens: take blocks for them, and name those that they fill."""

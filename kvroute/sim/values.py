@@ -21,6 +21,7 @@ class SimRequest(Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int  # length of the answer, at least 1
     priority: int = 0  # the smaller, the earlier; only where the policy is "priority"
+    reads_cache: bool = True  # False where logprobs of the prompt are wanted: then all of it is computed
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -31,6 +32,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = (
         0  # tokens of a prompt that a step computes where others are there; 0 = no bound
     )
+    enable_chunked_prefill: bool = True  # False: a prompt is admitted only if the rest of the budget holds all of it
     reserve_full_prompt: bool = True  # admission needs blocks for the whole prompt (scheduler_reserve_full_isl)
     watermark: float = 0.0  # share of the blocks that an admission leaves free while others run
     policy: Literal["fcfs", "priority"] = "fcfs"

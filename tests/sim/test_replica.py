@@ -337,3 +337,19 @@ def test_priorities_need_their_policy():
     """As at vLLM, a priority under first come, first served is an error."""
     with pytest.raises(ValueError, match="priority"):
         engine(8, budget=64).add(request("A", 4, 2, priority=1))
+
+
+def test_without_chunks_a_prompt_waits_for_a_budget_that_holds_it():
+    """What is left of a step's budget is not filled with part of a prompt, and those behind it wait too."""
+    replica = engine(32, budget=16, enable_chunked_prefill=False)
+    for name, prompt in (("A", 10), ("B", 8), ("C", 4)):
+        replica.add(request(name, prompt, 2))
+    assert schedule(replica, 3) == ["A10", "A1! B8 C4", "B1! C1!"]
+
+
+def test_a_request_may_leave_the_cache_unread():
+    """Where logprobs of the prompt are wanted all of it is computed, stored once more, and not counted as looked up."""
+    replica = engine(32, budget=64)
+    replica.add(request("A", 9, 1))
+    replica.add(SimRequest(RequestId("B"), chain("A20"), 9, 1, reads_cache=False))
+    assert line(replica) == "A9! B9! | - | 0.000 | 9/0 | S[A0,A1]<-None S[A0,A1]<-None"

@@ -68,7 +68,7 @@ def config_of(settings, directory):
     config = VllmConfig(
         cache_config=CacheConfig(block_size=settings["block_size"], enable_prefix_caching=True),
         scheduler_config=SchedulerConfig(
-            max_num_batched_tokens=max(settings["max_num_batched_tokens"], settings["max_num_seqs"]),
+            max_num_batched_tokens=max(settings["max_num_batched_tokens"], settings["max_model_len"]),
             max_num_seqs=settings["max_num_seqs"],
             max_model_len=settings["max_model_len"],
             long_prefill_token_threshold=settings["long_prefill_token_threshold"],
@@ -76,7 +76,7 @@ def config_of(settings, directory):
             watermark=settings["watermark"],
             policy=settings["policy"],
             is_encoder_decoder=False,
-            enable_chunked_prefill=True,
+            enable_chunked_prefill=settings["enable_chunked_prefill"],
         ),
         parallel_config=ParallelConfig(),
     )
@@ -121,7 +121,11 @@ class Engine:
             Request(
                 request_id=request["id"],
                 prompt_token_ids=request["prompt"],
-                sampling_params=SamplingParams(max_tokens=len(request["answer"]), ignore_eos=True),
+                sampling_params=SamplingParams(
+                    max_tokens=len(request["answer"]),
+                    ignore_eos=True,
+                    skip_reading_prefix_cache=not request["reads_cache"],
+                ),
                 pooling_params=None,
                 arrival_time=float(self.arrivals),
                 priority=request["priority"],

@@ -35,6 +35,7 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": rng.choice((1, 2, 3, 5, 8, 32, rng.randint(1, 64))),
         "max_model_len": 1 << 16,
         "long_prefill_token_threshold": rng.choice((0, 0, 0, 1, 4, 7, rng.randint(1, 40))),
+        "enable_chunked_prefill": rng.random() < 0.85,
         "reserve_full_prompt": rng.random() < 0.7,
         "watermark": rng.choice((0.0, 0.0, 0.0, 0.1, 0.25, 0.5 * rng.random())),
         "policy": rng.choice(("fcfs", "fcfs", "priority")),
@@ -77,7 +78,13 @@ class _Writer:
         self.names.append(f"r{len(self.names)}")
         is_urgent = self.settings["policy"] == "priority"
         priority = self.rng.randint(-2, 2) if is_urgent else 0
-        return {"id": self.names[-1], "prompt": prompt, "answer": answer, "priority": priority}
+        return {
+            "id": self.names[-1],
+            "prompt": prompt,
+            "answer": answer,
+            "priority": priority,
+            "reads_cache": self.rng.random() < 0.95,
+        }
 
     def _prompt(self) -> list[int]:
         """A new text, or the beginning of an earlier one with something new after it; rarely more than fits."""
@@ -96,8 +103,7 @@ class _Writer:
 def simulate(script: Script) -> list[Round]:
     """Play a script on the simulated engine."""
     settings = script["settings"]
-    names = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve_full_prompt")
-    limits = Limits(**{name: settings[name] for name in (*names, "watermark", "policy", "async_scheduling")})
+    limits = Limits(**{name: settings[name] for name in Limits.__struct_fields__})
     replica = SimReplica(BlockPool(settings["num_blocks"], settings["block_size"]), limits)
     return [_round(replica, each) for each in script["rounds"]]
 
@@ -138,7 +144,8 @@ def _round(replica: SimReplica, script: dict[str, Any]) -> Round:
 def request_of(value: dict[str, Any], block_size: int) -> SimRequest:
     """Make the request of a script's entry."""
     chain = chain_of(tokens_of(value["prompt"] + value["answer"]), block_size, ROOT)
-    return SimRequest(RequestId(value["id"]), chain, len(value["prompt"]), len(value["answer"]), value["priority"])
+    lengths = len(value["prompt"]), len(value["answer"])
+    return SimRequest(RequestId(value["id"]), chain, *lengths, value["priority"], value.get("reads_cache", True))
 
 
 def written(event: CacheEvent) -> list[Any]:

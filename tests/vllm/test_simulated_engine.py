@@ -23,7 +23,7 @@ from tests.vllm.engines import BLOCK_SIZE, SERVED_NAME, Engine, Engines, environ
 from tests.vllm.scripts import Translator, first_difference, request_of, script_of, simulate, written
 
 pytestmark = pytest.mark.vllm
-SCRIPTS = int(os.environ.get("KVROUTE_SCHEDULER_SCRIPTS", "400"))
+SCRIPTS = int(os.environ.get("KVROUTE_SCHEDULER_SCRIPTS", "300"))
 FIRST_SEED = int(os.environ.get("KVROUTE_SCHEDULER_SEED", "0"))
 PREEMPTIONS_LEAST = 100  # over all scripts: fewer would mean that the scripts try too little
 EVENTS_LEAST = 5_000
