@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
+import zmq
 from msgspec import Struct
 
 from kvroute.kv.block_tree import TIERS
@@ -98,7 +99,8 @@ class EventFeed:
         """Listen, from where a predecessor's snapshot ends, or from as far back as the engine still tells.
 
         Raises:
-            ValueError: the snapshot cannot be read; nothing has changed.
+            ValueError: the snapshot cannot be read; nothing is listened to.
+            OSError: the stream cannot be opened; nothing is listened to.
         """
         await self.release()
         if snapshot is None:
@@ -108,7 +110,10 @@ class EventFeed:
         self.is_speaking, self.is_silent = snapshot is not None, False
         self.counters.takeovers += 1
         stream = self._open_stream(self, position if snapshot is not None else None)
-        await stream.start()
+        try:
+            await stream.start()
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"events cannot be heard: {error}") from error
         self._stream = stream
 
     async def release(self) -> None:
@@ -151,6 +156,13 @@ class EventFeed:
         """A request found so many blocks of its chain in the cache."""
         self.table.delivered(chain, held_blocks)
         self.changed()
+
+    @property
+    def doubt(self) -> float | None:
+        """The share of the blocks held that is suspect; None where no event of this life was lost."""
+        if not self.table.can_learn:
+            return None
+        return min(1.0, self.table.suspects / max(1, len(self.table)))
 
     def rebuild(self) -> None:
         """Begin the table anew with what the engine still tells: what it delivered was not what the table said."""

@@ -7,9 +7,10 @@ simulations, tests, `--index memory`, and the local shadow that answers while Re
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Literal, NewType, Protocol
 
 from msgspec import Struct
@@ -23,6 +24,9 @@ from kvroute.kv.residency import Change, Residency
 from kvroute.routing.replica import Holding, ReplicaId
 
 Namespace = NewType("Namespace", str)  # model, block size, tokenizer fingerprint and hash version, see `namespace_of`
+
+
+log = logging.getLogger(__name__)
 
 
 def namespace_of(model: str, block_size: int, fingerprint: str) -> Namespace:
@@ -43,6 +47,8 @@ class Match(Struct, frozen=True):
     source: Literal["index", "local"]  # "local": the shared index was late or down, the router's own shadow answered
     slower: tuple[tuple[Holding, ...], ...] = ()  # per chain, for each slower tier: leading blocks that it and faster
     # tiers hold together, of replicas with such a tier. Empty where there is none
+
+    doubts: Mapping[ReplicaId, float] = {}  # share of a replica's blocks that may be gone, since events were lost
 
     def held(self, chain: int, replica: ReplicaId) -> int:
         """Return how many leading blocks of a chain, by its place, a replica holds on any tier."""
@@ -135,7 +141,13 @@ class MemoryIndex:
         if replica in self._members:
             self._unfollow(replica)
             self._feeds[replica] = (feed, Promised(feed.capacity_blocks))
-            self._run(feed.own())
+            self._run(self._listen(replica, feed))
+
+    async def _listen(self, replica: ReplicaId, feed: EventFeed) -> None:
+        try:
+            await feed.own()
+        except OSError as error:
+            log.warning("%s: %s", replica, error)
 
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note what a request found in the cache."""
@@ -181,7 +193,11 @@ class MemoryIndex:
         self.stats.lookups += 1
         holdings = tuple(self.holding(namespace, chain) for chain in chains)
         slower = tuple(self._slower(namespace, chain) for chain in chains)
-        return Match(holdings, "index", slower if any(map(any, slower)) else ())
+        feeds = {
+            replica: self._feeds[replica][0] for replica in self._feeds.keys() & self._rooms.get(namespace, {}).keys()
+        }
+        doubts = {replica: doubt for replica, feed in feeds.items() if (doubt := feed.doubt)}
+        return Match(holdings, "index", slower if any(map(any, slower)) else (), doubts)
 
     def holding(self, namespace: Namespace, chain: PrefixChain) -> Holding:
         """Return the holdings of one chain, without waiting."""

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 CALL_BLOCKS = 256  # written by one call, so that lookups do not wait for longer than about half a millisecond
 SNAPSHOT_S = 30.0
+RETRY_S = 5.0  # before a stream that could not be opened is tried again
 NOTHING_YET = b"-"  # state of a replica whose events are heard, before anything was written
 
 
@@ -51,16 +52,17 @@ class EventWriter:
         self.snapshot: bytes | None = None  # holds what was waiting when it was taken
         self.snapshot_due_s = 0.0
         self.wants_snapshot = False
-        self.has_told_doubt = False  # Redis knows that deliveries are of use
+        self.retry_after_s = 0.0  # a stream that could not be opened
+        self.told_doubt: float | None = None  # as Redis has it
 
     def fill(self, changes: Sequence[Changes]) -> None:
         """Cut changes into calls."""
         state = state_of(self.feed)
         calls = calls_of(changes, state)
-        if not calls and wants_deliveries(state) != self.has_told_doubt:
+        if not calls and doubt_in(state) != self.told_doubt:
             calls = [_Call((), state)]
         if calls:
-            self.has_told_doubt = wants_deliveries(state)
+            self.told_doubt = doubt_in(state)
         self.waiting.extend(calls)
 
     def take_snapshot(self) -> None:
@@ -103,8 +105,10 @@ class Events:
             if feed.is_owner:
                 await self.let_go(member)
             return
-        if not feed.is_owner:
+        if not feed.is_owner and now_s >= writer.retry_after_s:
             await self._take_over(shard, member, writer, now_s)
+        if not feed.is_owner:
+            return
         if feed.is_silent and shard.is_fed(member):
             await self._renew(shard, member, b"")
         elif feed.is_exact and feed.is_settled and writer.token != member.token:
@@ -175,8 +179,15 @@ class Events:
                 writer.heard, writer.token = heard, member.token
             except ValueError as error:
                 log.warning("the snapshot of %s cannot be read: %s", member.replica, error)
-        if not feed.is_owner:
-            await feed.own()
+            except OSError:  # tried once more below, and told there
+                writer.token = None
+        try:
+            if not feed.is_owner:
+                await feed.own()
+        except OSError as error:
+            log.warning("%s: %s", member.replica, error)
+            writer.retry_after_s = now_s + RETRY_S
+            return
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
@@ -249,16 +260,18 @@ def calls_of(changes: Sequence[Changes], state: bytes) -> list[_Call]:
 
 
 def state_of(feed: EventFeed) -> bytes:
-    """Say how far a stream was read, and whether deliveries are of use: seq.digest.(0 or 1)."""
-    position = feed.position
+    """Say how far a stream was read, and what share of the blocks is suspect, in hundredths, if any may be."""
+    position, doubt = feed.position, feed.doubt
     if position is None:
         return NOTHING_YET
-    return b"%d.%x.%d" % (position.seq, position.digest, feed.table.can_learn)
+    where = b"%d.%x." % (position.seq, position.digest)
+    return where if doubt is None else b"%b%d" % (where, round(100 * doubt))
 
 
-def wants_deliveries(state: bytes) -> bool:
-    """Read whether deliveries are of use to the owner."""
-    return state.endswith(b".1")
+def doubt_in(state: bytes) -> float | None:
+    """Read the share of a replica's blocks that is suspect; None where deliveries are of no use to the owner."""
+    hundredths = state.rpartition(b".")[2]
+    return int(hundredths) / 100 if hundredths.isdigit() else None
 
 
 def pack_snapshot(position: Position | None, heard: LogId, packed: bytes) -> bytes:

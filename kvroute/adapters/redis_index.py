@@ -20,7 +20,7 @@ from functools import partial
 
 from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
-from kvroute.adapters.redis_events import EventWriter, wants_deliveries
+from kvroute.adapters.redis_events import EventWriter, doubt_in
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
 from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent, together
@@ -138,7 +138,7 @@ class RedisIndex:
             return
         if member.writer is not None and member.writer.feed.is_owner:
             member.writer.feed.delivered(chain, held_blocks)
-        elif wants_deliveries(shard.fed[int(member.slot)]):
+        elif doubt_in(shard.fed[int(member.slot)]) is not None:
             self._send(replica, [], delivered(chain, held_blocks), None)
 
     def is_exact(self, replica: ReplicaId) -> bool:
@@ -154,7 +154,7 @@ class RedisIndex:
             return Match(({},) * len(chains), "index")
         lookup = self._ask(shards, chains)
         if lookup is not None and (holdings := self._read(namespace, shards, chains, lookup, await lookup.done)):
-            return _in_tiers(holdings) if any(shard.has_tiers for shard in shards) else Match(holdings, "index")
+            return _match(holdings, shards)
         self.stats.local_answers += 1
         return Match(tuple([self.shadow.holding(namespace, chain) for chain in chains]), "local")
 
@@ -345,8 +345,15 @@ def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[di
                 holding[member.replica] = blocks
 
 
-def _in_tiers(holdings: tuple[Holding, ...]) -> Match:
-    """Take the slower tiers, which were looked up under names of their own, out of holdings."""
+def _match(holdings: tuple[Holding, ...], shards: Sequence[Shard]) -> Match:
+    """Take the slower tiers, which were looked up under names of their own, out of holdings; say what is suspect."""
+    doubts: dict[ReplicaId, float] = {}
+    for shard in shards:
+        for slot, state in shard.fed.items():
+            if (doubt := doubt_in(state)) and (doubtful := shard.replicas[slot]):
+                doubts[doubtful] = doubt
+    if not any(shard.has_tiers for shard in shards):
+        return Match(holdings, "index", doubts=doubts)
     fastest, slower = [], []
     for holding in holdings:
         tiers: list[dict[ReplicaId, int]] = [{} for _ in TIERS]
@@ -355,4 +362,4 @@ def _in_tiers(holdings: tuple[Holding, ...]) -> Match:
             tiers[int(tier or 0)][ReplicaId(replica)] = blocks
         fastest.append(tiers[0])
         slower.append(tuple(tiers[1:]))
-    return Match(tuple(fastest), "index", tuple(slower))
+    return Match(tuple(fastest), "index", tuple(slower), doubts)

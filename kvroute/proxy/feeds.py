@@ -268,6 +268,7 @@ class Watcher:
         self._settings = settings
         self._health = Hysteresis(settings.unhealthy_after, settings.healthy_after)
         self._cards: tuple[ModelCard, ...] = ()
+        self._follows_due = False  # where events are published may have changed, or was not answered
         self._cards_due = 0.0
         self._scrape_due = 0.0
         self._forgive_due = 0.0
@@ -337,6 +338,7 @@ class Watcher:
         restarted = self._life is not None and page.is_new_life(self._life)
         if not self._cards or restarted or now >= self._cards_due:
             self._cards = await self.client.cards()
+            self._follows_due = True
             self._cards_due = now + CARDS_EVERY_S
         if restarted:
             self._feeds.stats.restarts += 1
@@ -361,6 +363,10 @@ class Watcher:
             changed = True
         if changed:
             self._feeds.publish()
+        if self._follows_due:
+            self._follows_due = False
+            for replica, _ in list(self.known.values()):
+                await self._feeds.follow(self.client, replica, self._blocks(replica))
         for report, id in zip(page.engines, found, strict=False):
             self._fleet.report(id, report.load, now)
             self._feeds.followers.observe(id, report.load, now)
@@ -370,9 +376,8 @@ class Watcher:
         if namespace is None:
             raise ReplicaBroke(f"{self.url} serves no model", replica=self.url)
         tokens = self._feeds.capacity_tokens(replica)
-        blocks = (tokens or CAPACITY_UNKNOWN_TOKENS) // (replica.block_size or BLOCK_SIZE_UNKNOWN)
-        self._index.join(replica.id, namespace, blocks)
-        await self._feeds.follow(self.client, replica, blocks)
+        self._index.join(replica.id, namespace, self._blocks(replica))
+        self._follows_due = True
         self.known[replica.id] = (replica, namespace)
         self._fleet.join(msgspec.structs.replace(replica, capacity_tokens=tokens), now)
         log.info(
@@ -380,6 +385,10 @@ class Watcher:
             replica.id, ", ".join(card.name for card in replica.cards), tokens, replica.block_size,
         )  # fmt: skip
         return True
+
+    def _blocks(self, replica: Replica) -> int:
+        tokens = self._feeds.capacity_tokens(replica) or CAPACITY_UNKNOWN_TOKENS
+        return tokens // (replica.block_size or BLOCK_SIZE_UNKNOWN)
 
     def _say(self, trouble: str) -> None:
         if trouble != self._trouble:

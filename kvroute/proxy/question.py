@@ -17,6 +17,7 @@ from kvroute.routing.honesty import Honesty
 from kvroute.routing.replica import Holding, ReplicaId
 from kvroute.routing.seen import SeenWindow
 
+SUSPECT_DISCOUNT = 0.5  # of a hit on blocks that may be gone
 NOTHING_HELD = Match(holdings=(), source="index")
 
 
@@ -66,6 +67,9 @@ class Asker:
         seen_tokens = 0
         if inference.reads_cache:
             hits = self._honesty.discounted(hits_of(prompts, match.holdings))
+            for replica, doubt in match.doubts.items():
+                if replica in hits:
+                    hits[replica] = int(hits[replica] * (1 - SUSPECT_DISCOUNT * doubt))
             if match.slower:
                 stored = self._honesty.discounted(hits_of(prompts, [tiers[-1] for tiers in match.slower]))
             seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more

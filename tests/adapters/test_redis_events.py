@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvroute.adapters.redis_events import calls_of, pack_snapshot, unpack_snapshot, wants_deliveries
+from kvroute.adapters.redis_events import calls_of, doubt_in, pack_snapshot, unpack_snapshot
 from kvroute.adapters.redis_index import RedisIndex
 from kvroute.kv.cells import Changes, pack_cells
 from kvroute.kv.event_sequence import Position
@@ -132,7 +132,7 @@ async def test_other_routers_tell_the_owner_what_was_delivered():
             await answers(b, chain(5, 6, 7), {R0: 3})
             engine.lose(removed(3))
             (shard,) = b._shards[NS]
-            await until(lambda: wants_deliveries(shard.fed.get(int(shard.members[R0].slot), b"")))
+            await until(lambda: doubt_in(shard.fed.get(int(shard.members[R0].slot), b"")) == 1.0)
             b.delivered(R0, chain(5, 6, 7), 2)
             await answers(b, chain(5, 6, 7), {R0: 2})
 
@@ -173,4 +173,4 @@ def test_no_call_writes_too_much():
 def test_a_snapshot_says_where_it_was_taken(position):
     """Table, position and last delivery come back together, whatever bytes the table has."""
     assert unpack_snapshot(pack_snapshot(position, (7, 1), b"a b 1.2")) == (position, (7, 1), b"a b 1.2")
-    assert [wants_deliveries(state) for state in (b"-", b"", b"5.ab.0", b"5.ab.1")] == [False, False, False, True]
+    assert [doubt_in(state) for state in (b"-", b"", b"5.ab.", b"5.ab.0", b"5.ab.50")] == [None, None, None, 0.0, 0.5]

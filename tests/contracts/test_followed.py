@@ -122,11 +122,17 @@ async def test_leaving_ends_it(index):
 
 
 async def test_suspects_are_judged_by_deliveries(index):
-    """After lost events a delivery that fell short takes the untrue part away."""
+    """After lost events what is held is in doubt, and a delivery that fell short takes the untrue part away."""
     (engine,) = followed(index, R0)
     engine.say(stored([1, 2, 3], None, [5, 6, 7], 1))
     await settled(index, [{R0: 3}], chain(5, 6, 7))
+    assert (await index.match(NS, [chain(5)])).doubts == {}
     engine.lose(removed(3), removed(2))
+
+    async def is_doubted() -> bool:
+        return (await index.match(NS, [chain(5)])).doubts == {R0: 1.0}
+
+    await until(is_doubted)
     index.delivered(R0, chain(5, 6, 7), 1)
     await settled(index, [{R0: 1}], chain(5, 6, 7))
 

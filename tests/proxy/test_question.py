@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,6 +17,8 @@ from kvroute.proxy.question import Asker, Question, demand_of, hits_of
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.seen import SeenWindow
+from tests.adapters.streams import Engine
+from tests.kv.encoded import stored
 
 SIZE = 4
 R0, R1 = ReplicaId("r0"), ReplicaId("r1")
@@ -54,6 +57,20 @@ def test_hits_are_summed_over_prompts():
         R0: 3 * SIZE + 2 * SIZE,
         R1: SIZE,
     }  # of exactly k blocks at most k - 1 hit
+
+
+async def test_what_may_be_gone_counts_for_less(parts: Parts):
+    """Hits on a replica whose events were lost are discounted by how much of what it holds is suspect."""
+    asker, index, served, _ = parts
+    engine = Engine()
+    index.follow(R0, engine.feed())
+    await asyncio.sleep(0)
+    size = served.entry.block_size
+    engine.say(stored([1, 2], None, list(range(2 * size)), size))
+    whole = await asker.ask(request(TokenPrompt(ids(2 * size + 1))), served, "t")
+    engine.lose()
+    doubted = await asker.ask(request(TokenPrompt(ids(2 * size + 1))), served, "t")
+    assert (whole.hits, doubted.hits) == ({R0: 2 * size}, {R0: size})
 
 
 async def test_slower_tiers_are_told_apart(parts: Parts):
