@@ -28,6 +28,7 @@ from kvroute.routing.member import FAILURES_MAX, Member
 from kvroute.routing.policy import Case, Knowledge, Policy
 from kvroute.routing.refusals import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.replica import ReplicaId
+from kvroute.routing.shadow import SHADOWS_MAX, Shadows
 from kvroute.routing.standing import Foresight
 from kvroute.routing.waiting import Ticket
 
@@ -60,16 +61,55 @@ class Router:
         slo: Slo | None = None,
         admission: AdmissionSettings | None = None,
         knowledge: Knowledge = "exact",
+        shadows: Sequence[str] = (),
     ) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"routing.policy: {policy!r} is none of {', '.join(POLICIES)}", param="routing.policy")
         self.fleet = fleet
-        self.policy = policy
         self._rng = rng or Random(0)
-        self._ttft_weight = ttft_weight
+        self._shadow_rng = Random(0)  # a shadow changes nobody else's chances
         self._slo = slo
-        self.admission = None if admission is None or policy != KVROUTE else Admission(admission)
-        self._baseline: Policy | None = BASELINES[policy](knowledge) if policy in BASELINES else None
+        self._knowledge: Knowledge = knowledge
+        self._admission = None if admission is None else Admission(admission)
+        self.policy = ""
+        self.shadows: Shadows | None = None
+        self.switch(policy, ttft_weight=ttft_weight, shadows=shadows)
+
+    @property
+    def admission(self) -> Admission | None:
+        """Who holds requests, None where nothing is held."""
+        return self._admission if self.policy == KVROUTE else None
+
+    @property
+    def ttft_weight(self) -> float:
+        """How much only the time to the first token counts."""
+        return self._ttft_weight
+
+    def switch(self, policy: str, *, ttft_weight: float = TTFT_WEIGHT, shadows: Sequence[str] = ()) -> None:
+        """Go on with another policy, weight or shadows. The fleet, leases and what was learnt stay.
+
+        What is held when kvroute's own policy ends is released at the next call of `released`.
+
+        Raises:
+            ConfigError: there is no such policy, or too many shadows.
+        """
+        for param, names in (("routing.policy", (policy,)), ("routing.shadow", tuple(shadows))):
+            for name in names:
+                if name not in POLICIES:
+                    raise ConfigError(f"{param}: {name!r} is none of {', '.join(POLICIES)}", param=param)
+        if len(shadows) > SHADOWS_MAX:
+            raise ConfigError(f"routing.shadow: at most {SHADOWS_MAX}, got {len(shadows)}", param="routing.shadow")
+        if policy != self.policy:
+            self._baseline: Policy | None = BASELINES[policy](self._knowledge) if policy in BASELINES else None
+        self.policy, self._ttft_weight = policy, ttft_weight
+        known = () if self.shadows is None else tuple(tally.policy for tally in self.shadows.tallies)
+        if known != tuple(shadows):
+            self.shadows = Shadows({name: self._shadow(name) for name in shadows}) if shadows else None
+
+    def _shadow(self, name: str) -> Policy:
+        if name in BASELINES:
+            return BASELINES[name](self._knowledge)
+        return lambda members, case: self._best(
+            members, self._offers(case.demand, case.hits, NOTHING_STORED), case.demand
+        )
 
     def place(
         self,
@@ -99,7 +139,10 @@ class Router:
             member = self._baseline(members, Case(demand, hits, now, self._rng))
         else:
             member = self._best(members, offers, demand)
-        return self.fleet.book(member, demand, offers.work(member), offers.placement(member, self.policy), now)
+        placement = offers.placement(member, self.policy)
+        if self.shadows is not None:
+            self.shadows.observe(members, Case(demand, hits, now, self._shadow_rng), placement, offers.there)
+        return self.fleet.book(member, demand, offers.work(member), placement, now)
 
     def admit(
         self,
@@ -131,6 +174,8 @@ class Router:
         """
         admission = self.admission
         if admission is None:
+            if hold is not None and self._admission is not None:
+                self._admission.drop(hold)  # of the policy that was followed before
             return self.place(demand, hits, now, avoid, stored)
         self.fleet.advance(now)
         admission.advance(now)
@@ -148,6 +193,8 @@ class Router:
         if isinstance(found, Waits):
             return admission.hold(turn, found, hold, hits, size_bytes)
         placement = offers.placement(found, self.policy)
+        if self.shadows is not None:
+            self.shadows.observe(members, Case(demand, hits, now, self._shadow_rng), placement, offers.there)
         lease = self.fleet.book(found, demand, offers.work(found), placement, now)
         lease.turn = turn
         admission.seat(turn, found, placement.hit_tokens, hold)
@@ -160,8 +207,12 @@ class Router:
         Ask whenever a lease has begun or ended, a replica was reported on, and at least every second while any is held.
         One that was named is not named again before it was admitted, held again or dropped.
         """
-        admission = self.admission
+        admission = self._admission
         if admission is None or not len(admission.waiting):
+            return
+        if self.admission is None:
+            for ticket in admission.waiting.all():
+                yield ticket.hold
             return
         self.fleet.advance(now)
         admission.advance(now)
@@ -181,9 +232,9 @@ class Router:
 
     def drop(self, hold: Hold, now: float) -> None:
         """Forget a request that waits: its client has left, or will not wait any longer."""
-        if self.admission is not None:
-            self.admission.advance(now)
-            self.admission.drop(hold)
+        if self._admission is not None:
+            self._admission.advance(now)
+            self._admission.drop(hold)
 
     def explain(
         self,
@@ -315,6 +366,10 @@ class Offers:
     def chances(self, members: Sequence[Member]) -> Chances:
         """Return what the request would be on each."""
         return Chances(members, [self.work(member) for member in members], self.costs(members))
+
+    def there(self, member: Member) -> Placement:
+        """Return the price of a choice that is not followed."""
+        return self.placement(member, "")
 
     def placement(self, member: Member, policy: str) -> Placement:
         """Return the price with its reasons."""

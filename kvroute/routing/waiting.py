@@ -1,8 +1,8 @@
 """The requests that are held, in the order in which they should go.
 
 Turns of conversations that have a seat come first, wherever there is room; each waits for itself. The others wait in
-one line for each model: by priority, then by what their tenants were served (least first), then by the conversation's age,
-so that the oldest keep their place. A tenant is served what it makes engines do: computed and generated tokens count
+one line for each model: by priority, then by what their tenants were served (least first), then by the conversation's
+age, so that the oldest keep their place. A tenant is served what it makes engines do: computed and generated tokens count
 whole, cached ones a tenth. One that had nothing to ask for meanwhile cannot save up: it starts level with the least
 served of those that wait or run.
 """
@@ -116,6 +116,10 @@ class Waiting:
     def get(self, hold: Hold) -> Ticket | None:
         """Return a hold's ticket, None where it does not wait here."""
         return self._tickets.get(hold.number)
+
+    def all(self) -> list[Ticket]:
+        """Return everybody who waits, in the order of arrival."""
+        return [self._tickets[number] for number in sorted(self._tickets)]
 
     def seated(self) -> list[Ticket]:
         """Return the turns that wait for room where their conversation lives, the oldest conversation first."""

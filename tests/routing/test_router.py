@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvroute.errors import KvrouteError, NoReplica
+from kvroute.errors import ConfigError, KvrouteError, NoReplica
+from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.cost import TERMS, Slo, compute_tokens
 from kvroute.routing.demand import Outcome, Promise
+from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
 from kvroute.routing.replica import Load, ModelCard, Replica, ReplicaId
 from kvroute.routing.router import TIE_SHARE, Router
-from tests.routing.builders import ROUND, ask, fleet_of, hits, ids, replica, router_of
+from tests.routing.builders import ROUND, ask, chain, fleet_of, hits, ids, replica, router_of
 
 CONVERSATIONS = {
     "a conversation stays where its history is": """
@@ -358,3 +360,31 @@ def test_placing_is_deterministic_and_optimal(requests: list[tuple[int, int, int
             if settle < len(leases):
                 leases.pop(settle).finish(Outcome.DONE, float(now))
         assert repr(twins[0].fleet) == repr(twins[1].fleet)
+
+
+def test_switching_the_policy_keeps_the_fleet_its_leases_and_what_is_held():
+    """Leases of the old policy end as usual; what it held goes by the new policy's choice; back again, all is known."""
+    router = router_of(replica("a", capacity_tokens=10_000), admission=AdmissionSettings())
+    first, hold, other = (router.admit(ask(8000, chain=chain(500, root=root)), {}, 0.0) for root in (1, 2, 3))
+    assert isinstance(hold, Hold)
+    router.switch("round-robin")
+    assert router.admission is None
+    assert set(router.released(1.0)) == {hold, other}
+    lease = router.admit(hold.demand, {}, 1.0, hold=hold)
+    assert lease.placement.policy == "round-robin"
+    router.switch("kvroute", ttft_weight=0.25)
+    assert router.ttft_weight == 0.25
+    assert list(router.released(1.0)) == []  # the other one is held again, and there is no room
+    assert [held.hold for held in router.admission.standing().held] == [other.number]
+    for each in (first, lease):
+        each.finish(Outcome.DONE, 2.0)
+    assert router.fleet.promises()["a"].requests == 0
+    assert list(router.released(2.0)) == [other]
+
+
+def test_switching_to_nowhere_changes_nothing():
+    """A policy that does not exist is refused, and the old one goes on."""
+    router = router_of("a", policy="random")
+    with pytest.raises(ConfigError, match="'best' is none of"):
+        router.switch("best")
+    assert router.policy == "random"
