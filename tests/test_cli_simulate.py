@@ -121,3 +121,14 @@ def test_mistakes_are_named(arguments, words):
 def test_an_empty_file_is_refused(tmp_path):
     """There is nothing to play in it."""
     assert "nothing in it" in simulate(trace(tmp_path, [])).output
+
+
+def test_measured_step_times_replace_the_computed_ones(tmp_path):
+    """With a table that says 40 ms for every step, a token takes 40 ms; a wrong table is told by its row."""
+    table = tmp_path / "times.csv"
+    table.write_text("kind,count,context,seconds\ndecode,1,0,0.04\nprefill,1,0,0.04\n")
+    summary = figures(*SMALL, "--policy", "random", "--step-times", table)["policies"]["random"]["summary"]
+    assert summary["token_time_mean_s"]["mean"] == pytest.approx(0.04)
+    table.write_text("kind,count,context,seconds\nsleep,1,0,0.04\n")
+    done = simulate(*SMALL, "--step-times", table)
+    assert (done.exit_code, "row 1: kind" in done.output) == (1, True)

@@ -125,6 +125,8 @@ class SimReplica:
             ahead = self._schedule(flight, names)
             if ahead.sequences or ahead.preempted:
                 self._ahead = ahead
+            else:  # nothing is lost: the next step is scheduled when it begins
+                self._names.pop(ahead, None)
         counts = self._names.get(flight, {})
         return Step(
             duration_fs=self.time.step_fs(flight.work) + flight.copied_blocks * self._copy_fs,

@@ -149,6 +149,15 @@ def test_with_asynchronous_scheduling_a_step_is_scheduled_before_the_last_ones_t
     assert line(replica) == "A1! | - | 0.000 | 6/0 |"
 
 
+def test_a_request_that_comes_after_a_step_scheduled_in_vain_is_served_next():
+    """A step scheduled ahead that has nobody to serve is thrown away, and leaves nothing behind."""
+    replica = engine(8, budget=8, async_scheduling=True)
+    for name in "ABC":
+        replica.add(request(name, 4, 1))
+        assert line(replica).startswith(f"{name}4! |")
+    assert (replica.has_work, replica._names) == (False, {})
+
+
 def test_a_prompt_that_shares_a_step_is_held_to_the_threshold():
     """Long prefills are cut into small chunks beside others, and not where a request is alone."""
     replica = engine(32, budget=16, max_num_seqs=2, long_prefill_token_threshold=4)
