@@ -2,8 +2,8 @@
 
 A conversation that comes back while it still has its seat should find its cache. What it does not find was evicted: the
 seats together hold more than fits, whatever forecasts say, and `fill` shrinks. While requests wait in line, nothing is
-lost and little of the cache is filled, forecasts were too careful, and `fill` grows. As with congestion on a network: cut
-quickly, but once a round, since what was lost before a cut still comes back after it; grow slowly.
+lost and little of the cache is filled, forecasts were too careful, and `fill` grows. As with congestion on a network:
+cut quickly, but once a round, since what was lost before a cut still comes back after it; grow slowly.
 """
 
 from __future__ import annotations

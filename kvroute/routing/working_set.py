@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import heappop, heappush
-from operator import add, sub
 
 from msgspec import Struct
 
@@ -94,7 +93,7 @@ class WorkingSet:
         table = self._tables.setdefault(replica, Table())
         table.seats[conversation.number] = seat
         table.capacity_tokens = capacity_tokens
-        table.sums = tuple(map(add, table.sums, forecast))
+        table.sums = tuple([a + b for a, b in zip(table.sums, forecast, strict=True)])
         prefix = table.prefixes.setdefault(conversation.prefix, [0, 0])
         table.shared_tokens += max(conversation.shared_tokens - prefix[0], 0)
         prefix[0] = max(prefix[0], conversation.shared_tokens)
@@ -120,7 +119,7 @@ class WorkingSet:
         if not table.seats:
             del self._tables[seat.replica]  # sums of floating point numbers start afresh
             return
-        table.sums = tuple(map(sub, table.sums, seat.forecast))
+        table.sums = tuple([a - b for a, b in zip(table.sums, seat.forecast, strict=True)])
         prefix = table.prefixes[conversation.prefix]
         prefix[1] -= 1
         if not prefix[1]:

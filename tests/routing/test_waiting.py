@@ -45,7 +45,8 @@ def test_the_tenant_that_was_served_least_goes_first():
     for tenant in "ab":
         served.enter(tenant)
     served.serve("a", 1_000, 0)
-    assert line(ticket(1, 1, tenant="a"), ticket(2, 2, tenant="a"), ticket(3, 3, tenant="b"), served=served) == [3, 1, 2]
+    tickets = [ticket(number, number, tenant=tenant) for number, tenant in ((1, "a"), (2, "a"), (3, "b"))]
+    assert line(*tickets, served=served) == [3, 1, 2]
 
 
 def test_cached_tokens_count_a_tenth():

@@ -29,12 +29,12 @@ def falling(peak: float) -> Forecast:
 
 
 def test_peaks_at_the_same_time_add_up_and_others_do_not():
-    """Two rising runs of 800 tokens need 1,600; a rising and a falling one never need more than 900."""
+    """Two rising runs of 600 tokens need 1,200; a rising and a falling one never need more than 700."""
     together, apart = WorkingSet(), WorkingSet()
-    together.seat(conversation(1), R0, rising(800))
-    apart.seat(conversation(1), R0, falling(800))
-    assert together.peak_tokens(R0, conversation(2), rising(800)) == pytest.approx(1_600)
-    assert apart.peak_tokens(R0, conversation(2), rising(800)) == pytest.approx(900)
+    together.seat(conversation(1), R0, rising(600))
+    apart.seat(conversation(1), R0, falling(600))
+    assert together.peak_tokens(R0, conversation(2), rising(600)) == pytest.approx(1_200)
+    assert apart.peak_tokens(R0, conversation(2), rising(600)) == pytest.approx(700)
 
 
 def test_a_conversation_is_not_counted_beside_itself():
