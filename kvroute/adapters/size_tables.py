@@ -24,9 +24,12 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_lengths(report))
     if report.machines:
         console.print(_machines(report))
-        console.print(_plans(report))
-        console.print(_decode(report))
-        console.print(_prefill(report))
+        if any(machine.vllm for machine in report.machines):
+            console.print(_plans(report))
+        if any(machine.decode for machine in report.machines):
+            console.print(_decode(report))
+        if any(machine.prefill for machine in report.machines):
+            console.print(_prefill(report))
     for machine in report.machines:
         for warning in machine.warnings:
             console.print(f"warning: {machine.gpus} x {machine.gpu}: {warning}", style="yellow", highlight=False)
@@ -150,7 +153,9 @@ def _prefill(report: Report) -> Table:
 
 
 def _pays(value: int | None) -> str:
-    return "never" if value is None else f"{value:,} tokens"
+    if value is None:
+        return "never"
+    return f"{value:,} token{'s' if value > 1 else ''}"
 
 
 def print_verdict(log: EngineLog, verdict: Verdict, console: Console) -> None:

@@ -23,7 +23,7 @@ from kvroute.sizing.capacity import (
 from kvroute.sizing.explain import explain
 from kvroute.sizing.hardware import Hardware
 from kvroute.sizing.model import Model
-from kvroute.sizing.planner import Settings, longest_start, plan
+from kvroute.sizing.planner import NoPlanError, Settings, longest_start, plan
 from kvroute.sizing.report import LENGTHS, Decode, Fit, Length, Machine, Planned, Prefill, Report, Wishes
 from kvroute.sizing.speed import computes_in_8_bits, copy_pays_from_tokens, copy_s, decode_step_s, prefill_s, tiers
 
@@ -122,11 +122,16 @@ def _machine(model: Model, hardware: Hardware, wishes: Wishes, lengths: tuple[in
         utilisation=wishes.utilisation,
         working_bytes=wishes.working_bytes,
     )
-    planned = _planned(model, _settings(model, wishes, lengths, size), budget.per_gpu_bytes)
+    no_plan: tuple[str, ...] = ()
+    try:
+        planned = _planned(model, _settings(model, wishes, lengths, size), budget.per_gpu_bytes)
+    except NoPlanError as error:
+        planned, no_plan = None, (f"no plan: {error.message}",)
     fits = tuple(_fit(budget, model, tokens, size) for tokens in lengths)
     return Machine(
         gpu=hardware.name,
         gpus=wishes.parallel.gpus,
+        parallel=wishes.parallel,
         source=hardware.source,
         per_gpu_bytes=budget.per_gpu_bytes,
         usable_bytes=budget.usable_bytes * wishes.parallel.dp,
@@ -137,7 +142,7 @@ def _machine(model: Model, hardware: Hardware, wishes: Wishes, lengths: tuple[in
         decode=_decode(model, hardware, wishes, fits, size),
         prefill=_prefill(model, hardware, wishes, lengths, size),
         copy_pays_from_tokens=_copy_pays(model, hardware, wishes, size),
-        warnings=_warnings(model, budget, fits, planned),
+        warnings=(*_warnings(model, budget, fits, planned), *no_plan),
     )
 
 

@@ -11,8 +11,8 @@ long conversations really are (give a mix).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from math import ceil, floor
+from collections.abc import Iterable, Sequence
+from math import ceil, floor, fsum
 
 from msgspec import Struct, structs
 
@@ -91,13 +91,18 @@ def kv_bytes_per_token(model: Model, element_bytes: int | None = None) -> int:
     Window layers and recurrent layers have stopped growing by then; `kv_bytes_per_token_unbounded` counts the windows.
     """
     size = model.element_bytes if element_bytes is None else element_bytes
-    return sum(cache.bytes_per_token(size) for cache in model.caches if not cache.is_bounded)
+    return _rounded(cache.bytes_per_token(size) / cache.stride for cache in model.caches if not cache.is_bounded)
 
 
 def kv_bytes_per_token_unbounded(model: Model, element_bytes: int | None = None) -> int:
     """Bytes of one token where every attention layer keeps it: short conversations, or no window support."""
     size = model.element_bytes if element_bytes is None else element_bytes
-    return sum(cache.bytes_per_token(size) for cache in model.caches)
+    return _rounded(cache.bytes_per_token(size) / cache.stride for cache in model.caches)
+
+
+def _rounded(parts: Iterable[float]) -> int:
+    """Whole bytes of a sum; a compressed layer adds less than a vector for each token."""
+    return ceil(fsum(parts))
 
 
 def state_bytes(model: Model) -> int:
@@ -130,7 +135,7 @@ def kv_bytes_per_gpu(
 
 
 def _kept(cache: Cache, tokens: int, windows: bool) -> int:
-    return cache.tokens_kept(tokens) if windows else tokens
+    return cache.tokens_kept(tokens) if windows else ceil(tokens / cache.stride)
 
 
 def stages(layers: int, pp: int) -> list[tuple[int, int]]:

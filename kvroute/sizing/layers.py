@@ -1,7 +1,7 @@
 """What one layer keeps in memory for a conversation: the three forms that caches take.
 
     Attention   keys and values of every head, for all tokens, for a window, or for the current chunk
-    Latent      one compressed vector a token, shared by all heads (multi-head latent attention)
+    Latent      one compressed vector a token, or for several, shared by all heads (multi-head latent attention)
     State       a fixed amount a sequence, whatever its length (Mamba, linear attention, short convolutions)
 
 A layer may keep several (parallel attention and Mamba), or none (feed-forward only, or reading another layer's cache).
@@ -22,6 +22,8 @@ class Attention(Struct, frozen=True, tag=True):
     window: int | None = None  # tokens that are still attended to, the newest included
     chunk: int | None = None  # tokens of one chunk of chunked local attention
     sink: int = 0  # first tokens kept beside the window (StreamingLLM)
+
+    stride = 1  # tokens that one entry of the cache stands for
 
     @property
     def is_bounded(self) -> bool:
@@ -44,22 +46,39 @@ class Attention(Struct, frozen=True, tag=True):
 
 
 class Latent(Struct, frozen=True, tag=True):
-    """Multi-head latent attention: one vector a token for all heads, so tensor parallelism repeats it on every GPU."""
+    """Multi-head latent attention: one vector for all heads, so tensor parallelism repeats it on every GPU.
+
+    A vector stands for one token, or in compressed attention (DeepSeek V4) for `stride` of them.
+    """
 
     rank: int  # numbers of the compressed key and value (kv_lora_rank)
     rope_dim: int  # numbers of the shared rotary key (qk_rope_head_dim)
-    index_bytes: int = 0  # bytes a token of a sparse-attention indexer's own cache, whatever the cache's element size
+    index_bytes: int = 0  # bytes a vector of a sparse-attention indexer's own cache, whatever the cache's element size
     plain: Attention | None = None  # the same attention kept as plain heads, as an engine without MLA would
+    eight_bit_bytes: int | None = None  # of a vector in an 8-bit cache, where its layout keeps parts wider, and scales
+    window: int | None = None  # tokens that are still attended to, the newest included
+    stride: int = 1
+    chosen: int | None = None  # vectors that a token attends to at most: those that the indexer ranks highest
+    index_numbers: int = 0  # that the indexer multiplies for each vector: heads x numbers of one
 
-    is_bounded = False
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a long conversation stops growing here."""
+        return self.window is not None
 
     def bytes_per_token(self, element_bytes: int, tp: int = 1) -> int:
-        """Bytes of one token on each GPU."""
-        return (self.rank + self.rope_dim) * element_bytes + self.index_bytes
+        """Bytes of one vector on each GPU, of the indexer's key too."""
+        return self.vector_bytes(element_bytes) + self.index_bytes
+
+    def vector_bytes(self, element_bytes: int) -> int:
+        """Bytes of one vector alone."""
+        if element_bytes == 1 and self.eight_bit_bytes is not None:
+            return self.eight_bit_bytes
+        return (self.rank + self.rope_dim) * element_bytes
 
     def tokens_kept(self, tokens: int) -> int:
-        """Every token is kept."""
-        return tokens
+        """Vectors kept of a conversation of `tokens`."""
+        return -(-min(tokens, self.window or tokens) // self.stride)
 
     def fixed_bytes(self, tp: int = 1) -> int:
         """Bytes that do not depend on length: none."""
@@ -80,8 +99,10 @@ class State(Struct, frozen=True, tag=True):
     out_channels: int = 0  # channels that leave the layer; no cache, but its projections are as wide
     conv_element_bytes: int = 2
     state_element_bytes: int = 2
+    repeated: bool = False  # on every GPU instead of split
 
     is_bounded = True
+    stride = 1
 
     def bytes_per_token(self, element_bytes: int, tp: int = 1) -> int:
         """Bytes that a further token adds: none."""
@@ -93,6 +114,7 @@ class State(Struct, frozen=True, tag=True):
 
     def fixed_bytes(self, tp: int = 1) -> int:
         """Bytes of one sequence's state on one of `tp` GPUs. Groups are filled up to a multiple of tp, as vLLM does."""
+        tp = 1 if self.repeated else tp
         conv = self.channels(tp) // tp * self.conv_steps * self.conv_element_bytes
         return conv + self.heads // tp * self.head_numbers * self.state_element_bytes
 

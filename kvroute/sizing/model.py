@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
+from kvroute.sizing.compressed import compressed_layer, index_bytes
 from kvroute.sizing.fields import Fields, shown
 from kvroute.sizing.layers import Attention, Cache, Latent, Layer
 from kvroute.sizing.patterns import Kind, kinds_of
@@ -86,7 +87,7 @@ def model_of(config: Mapping[str, Any], name: str = "model") -> Model:
     if not any(cache.bytes_per_token(1) or cache.fixed_bytes() for layer in layers for cache in layer):
         raise ConfigError("no layer keeps a cache that can be counted: is this a decoder's configuration?")
     for field, meaning in NOT_MODELLED.items():
-        if fields.has(field):
+        if fields.has(field) and not any(kind.compressed is not None for kind in kinds):
             fields.notes.append(f"{fields.path}{field}: {meaning}")
     return Model(
         name=name,
@@ -148,6 +149,8 @@ def _layer(fields: Fields, kind: Kind, element_bytes: int) -> Layer:
         return ()
     if kind.form == "state":
         return (state_of(fields, element_bytes),)
+    if kind.compressed is not None:
+        return compressed_layer(fields, kind)
     attention: Cache = _latent(fields) if _is_latent(fields) else _attention(fields, kind)
     return (attention, state_of(fields, element_bytes)) if kind.form == "both" else (attention,)
 
@@ -161,8 +164,19 @@ def _latent(fields: Fields) -> Latent:
     index = fields.whole("index_head_dim")
     heads, nope, value = _heads(fields), fields.whole("qk_nope_head_dim", least=0), fields.whole("v_head_dim")
     plain = None if heads is None or nope is None or value is None else Attention(heads, nope + rope, value)
-    # The indexer of sparse attention keeps 8-bit keys and a 4-byte scale for 128 numbers (vLLM, DeepSeek V3.2).
-    return Latent(fields.needed("kv_lora_rank"), rope, index + -(-index // 128) * 4 if index else 0, plain)
+    rank = fields.needed("kv_lora_rank")
+    if not index:
+        return Latent(rank, rope, plain=plain)
+    # In an 8-bit cache a vector has a 4-byte scale for 128 numbers, and its rotary part stays in 16 bits (fp8_ds_mla).
+    return Latent(
+        rank,
+        rope,
+        index_bytes(index),
+        plain,
+        eight_bit_bytes=rank + -(-rank // 128) * 4 + 2 * rope,
+        chosen=fields.whole("index_topk"),
+        index_numbers=index * (fields.whole("index_n_heads") or 0),
+    )
 
 
 def _attention(fields: Fields, kind: Kind) -> Attention:

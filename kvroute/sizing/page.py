@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvroute.sizing.capacity import cache_bytes, kv_bytes
+from kvroute.sizing.capacity import cache_bytes, kv_bytes, kv_bytes_per_gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.plot import Line, escape, plot
 from kvroute.sizing.report import Machine, Report
@@ -65,7 +65,7 @@ def _facts(report: Report) -> Iterable[tuple[str, str]]:
 
 
 def _machine(machine: Machine) -> Iterable[str]:
-    yield f"<h2>{machine.gpus} x {escape(machine.gpu)}: {gb(machine.usable_bytes)} for the cache of an engine</h2>"
+    yield f"<h2>{machine.gpus} x {escape(machine.gpu)}: {gb(machine.usable_bytes)} for the cache</h2>"
     yield from (f'<p class="warn">{escape(warning)}</p>' for warning in machine.warnings)
     yield _table(
         ("tokens each", "conversations", "with an FP8 cache"),
@@ -114,13 +114,14 @@ def _bytes_lines(report: Report, model: Model) -> list[Line]:
 def _fit_lines(report: Report, model: Model) -> list[Line]:
     size = cache_bytes(report.cache_dtype, model)
 
-    def fitting(usable: int) -> Callable[[int], float]:
-        return lambda length: usable // max(1, kv_bytes(model, length, size))
+    def fitting(machine: Machine) -> Callable[[int], float]:
+        spread, room = machine.parallel, machine.per_gpu_bytes
+        return lambda length: spread.dp * (room // max(1, kv_bytes_per_gpu(model, length, spread, size)))
 
     return [
-        Line(f"{machine.gpus} x {machine.gpu}", _curve(_most(report), fitting(machine.usable_bytes)))
+        Line(f"{machine.gpus} x {machine.gpu}", _curve(_most(report), fitting(machine)))
         for machine in report.machines
-        if machine.usable_bytes > 0
+        if machine.per_gpu_bytes > 0
     ]
 
 

@@ -25,12 +25,18 @@ class Kind(Struct, frozen=True):
     window: int | None = None
     chunk: int | None = None
     heads_in_group: int | None = None  # query heads a KV head, where it differs from layer to layer
+    compressed: int | None = None  # tokens that one further entry stands for, beside the window (DeepSeek V4)
+    indexed: bool = False  # an indexer chooses among those entries
 
 
 FULL, STATE, BOTH, NOTHING = Kind(), Kind("state"), Kind("both"), Kind("nothing")
 
 WORDS: dict[str, Kind | Literal["window", "chunk"]] = {
-    **dict.fromkeys(("full_attention", "attention", "global", "global_attention", "full", "indexed_attention"), FULL),
+    **dict.fromkeys(
+        ("full_attention", "attention", "global", "global_attention", "full", "indexed_attention", "minimax_m3_sparse"),
+        FULL,
+    ),
+    **dict.fromkeys(("deepseek_sparse_attention", "qwen_sparse_attention"), FULL),
     **dict.fromkeys(("sliding_attention", "sliding_window_attention", "sliding", "local", "local_attention"), "window"),
     **dict.fromkeys(("chunked_attention", "chunked"), "chunk"),
     **dict.fromkeys(("linear_attention", "mamba", "mamba1", "mamba2", "recurrent", "linear", "conv"), STATE),
@@ -66,6 +72,7 @@ def kinds_of(fields: Fields) -> list[Kind]:
         ConfigError: the number of layers is missing or absurd, or a layer's type is not known.
     """
     rules: tuple[Callable[[Fields, int], list[Kind] | None], ...] = (
+        _by_compression,
         _by_words,
         _by_marks,
         _by_indices,
@@ -88,6 +95,34 @@ def _kind_of_letter(fields: Fields, letter: str) -> Kind:
     return LETTERS[letter]
 
 
+def _by_compression(fields: Fields, layers: int) -> list[Kind] | None:
+    """DeepSeek V4: every layer has a window, and most keep older tokens compressed, by few with an indexer or by many.
+
+    Said by a ratio for each layer (0 or 1: window only) or, by transformers release 5, by a word and a ratio a word.
+    """
+    if fields.word("model_type") != "deepseek_v4":
+        return None
+    window = fields.needed("sliding_window")
+    rates = fields.inner("compress_rates") or Fields({}, f"{fields.path}compress_rates.", fields.notes)
+    few = rates.whole("compressed_sparse_attention") or fields.whole("compress_rate_csa") or 4
+    many = rates.whole("heavily_compressed_attention") or fields.whole("compress_rate_hca") or 128
+    ratios: Sequence[Any] = fields.items("compress_ratios") or ()
+    name = "compress_ratios"
+    if not ratios:
+        name, known = (
+            "layer_types",
+            {"sliding_attention": 0, "compressed_sparse_attention": few, "heavily_compressed_attention": many},
+        )
+        ratios = [known.get(word, word) if isinstance(word, str) else word for word in fields.items(name) or ()]
+    return [_compressed(fields, name, ratio, window, few) for ratio in _exactly(fields, name, ratios, layers)]
+
+
+def _compressed(fields: Fields, name: str, ratio: object, window: int, few: int) -> Kind:
+    if isinstance(ratio, bool) or not isinstance(ratio, int) or not 0 <= ratio <= LAYERS_LIMIT:
+        raise fields.wrong(name, f"has {shown(ratio)}, where a ratio from 0 to {LAYERS_LIMIT:,} was expected")
+    return Kind(window=window, compressed=ratio if ratio > 1 else 0, indexed=ratio == few)
+
+
 def _by_words(fields: Fields, layers: int) -> list[Kind] | None:
     """A word for each layer."""
     for name in ("layer_types", "layers_block_type", "attention_layer_types"):
@@ -98,9 +133,15 @@ def _by_words(fields: Fields, layers: int) -> list[Kind] | None:
 
 
 def _kind_of_word(fields: Fields, name: str, word: object) -> Kind:
-    kind = WORDS.get(word) if isinstance(word, str) else None
+    if not isinstance(word, str):
+        raise fields.wrong(name, f"has {shown(word)}, where the name of a layer's type was expected")
+    kind = WORDS.get(word)
     if kind is None:
-        raise fields.wrong(name, f"has the type {shown(word)}; known are {', '.join(WORDS)}")
+        fields.notes.append(
+            f"{fields.path}{name} has the type {shown(word)}, which is not known: counted as full attention, "
+            "which is the most that attention keeps"
+        )
+        return FULL
     if kind == "window":
         return Kind(window=fields.needed("sliding_window", "sliding_window_size", "window_size"))
     if kind == "chunk":

@@ -29,6 +29,10 @@ LATENT_BLOCK_TOKENS = 128  # hybrid models with latent attention use block sizes
 EVEN_OUT_BELOW = 1.5  # group sizes that differ by less are filled up to the larger instead of split to the smaller
 
 
+class NoPlanError(ConfigError):
+    """The model's design is one that this planner, or vLLM itself, does not lay out; the ideal figures still hold."""
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The engine's settings that its plan depends on, with vLLM's flag names where they differ."""
 
@@ -149,6 +153,10 @@ def _check(settings: Settings) -> None:
 
 def _specs(model: Model, settings: Settings) -> list[tuple[int, Spec]]:
     """One spec for each cache, with the number of its layer; block sizes settled as vLLM's platform does first."""
+    if any(isinstance(cache, Latent) and (cache.stride > 1 or cache.is_bounded) for cache in model.caches):
+        raise NoPlanError(
+            "vLLM packs compressed latent attention into pages of mixed sizes, which are not planned here"
+        )
     tp = settings.parallel.tp
     block = _hybrid_block_size(model, settings)
     specs = []
@@ -165,7 +173,7 @@ def _specs(model: Model, settings: Settings) -> list[tuple[int, Spec]]:
     if not settings.hybrid and len({spec.kind for _, spec in specs} - {"state"}) > 1:
         specs = [(index, _promoted(spec)) for index, spec in specs]
     if settings.parallel.dcp > 1 and any(spec.kind == "window" for _, spec in specs):
-        raise ConfigError("vLLM does not combine decode context parallelism with sliding windows: use dcp 1")
+        raise NoPlanError("vLLM does not combine decode context parallelism with sliding windows: use dcp 1")
     return specs
 
 
@@ -227,7 +235,7 @@ def _paged(spec: Spec, page: int) -> Spec:
     if spec.kind != "state" and page % spec.page_bytes == 0:
         return structs.replace(spec, page_bytes=page, block_size=spec.block_size * (page // spec.page_bytes))
     if spec.kind == "latent":
-        raise ConfigError("vLLM cannot give latent attention and the other layers one page size: no plan")
+        raise NoPlanError("vLLM cannot give latent attention and the other layers one page size: no plan")
     return structs.replace(spec, page_bytes=page)
 
 

@@ -111,9 +111,43 @@ def _routed(experts: int, chosen: int, size: int, first_dense: int, shared: int 
     }
 
 
+def _indexer(heads: int) -> Config:
+    """The indexer of DeepSeek's sparse attention."""
+    return {"index_head_dim": 128, "index_n_heads": heads, "index_topk": 2048}
+
+
 FP8: Config = {"quantization_config": {"quant_method": "fp8"}}
 _V3: Config = {**_dense("deepseek_v3", 61, 7168, (128, 128), 18_432, 129_280, 163_840), **_latent(), **FP8}
 _V3_EXPERTS = _routed(256, 8, 2048, 3)
+
+
+def _compressed(
+    layers: int, hidden: int, heads: int, first: tuple[int, int], low: tuple[int, int], chosen: int, experts: Config
+) -> Config:
+    """DeepSeek V4: `first` two compression ratios, then 4 and 128 in turn; `low` = (query rank, output groups)."""
+    return {
+        "model_type": "deepseek_v4",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": low[0],
+        "o_lora_rank": 1024,
+        "o_groups": low[1],
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "index_topk": chosen,
+        "sliding_window": 128,
+        "compress_ratios": [*first, *([4, 128] * layers)[: layers - 2]],
+        "vocab_size": 129_280,
+        "max_position_embeddings": 1_048_576,
+        "expert_dtype": "fp4",
+        **experts,
+        **FP8,
+    }
 
 
 def _gpt_oss(layers: int, experts: int) -> Config:
@@ -261,7 +295,14 @@ PRESETS: dict[str, Preset] = {
     "deepseek-v3": Preset("deepseek-ai/DeepSeek-V3", {**_V3, **_V3_EXPERTS}),
     "deepseek-r1": Preset("deepseek-ai/DeepSeek-R1", {**_V3, **_V3_EXPERTS}),
     "deepseek-v3.2": Preset(
-        "deepseek-ai/DeepSeek-V3.2", {**_V3, **_V3_EXPERTS, "model_type": "deepseek_v32", "index_head_dim": 128}
+        "deepseek-ai/DeepSeek-V3.2", {**_V3, **_V3_EXPERTS, "model_type": "deepseek_v32", **_indexer(64)}
+    ),
+    "deepseek-v4-flash": Preset(
+        "deepseek-ai/DeepSeek-V4-Flash", _compressed(43, 4096, 64, (0, 0), (1024, 8), 512, _routed(256, 6, 2048, 0))
+    ),
+    "deepseek-v4-pro": Preset(
+        "deepseek-ai/DeepSeek-V4-Pro",
+        _compressed(61, 7168, 128, (128, 128), (1536, 16), 1024, _routed(384, 6, 3072, 0)),
     ),
     "kimi-k2": Preset(
         "moonshotai/Kimi-K2-Instruct",
@@ -300,7 +341,7 @@ PRESETS: dict[str, Preset] = {
             **_dense("glm_moe_dsa", 78, 6144, (64, 64), 12_288, 154_880, 202_752),
             **_latent(2048, 192, 256),
             **_routed(256, 8, 2048, 3),
-            "index_head_dim": 128,
+            **_indexer(32),
         },
     ),
     "minimax-m2": Preset(

@@ -88,6 +88,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     gpu: str
     gpus: int
+    parallel: Parallel
     source: str
     per_gpu_bytes: int  # left for the cache on each GPU; negative: the model does not load
     usable_bytes: int  # left for the cache over all GPUs, copies that tensor parallelism makes included

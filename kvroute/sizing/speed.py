@@ -87,9 +87,12 @@ def decode_step_s(
         ConfigError: the size of the weights or the bandwidth is not known.
     """
     one_engine = Parallel(tp=parallel.tp, dcp=parallel.dcp)  # pipeline stages follow each other within a step
-    history = batch * kv_bytes_per_gpu(model, tokens, one_engine, element_bytes)
+    read = kv_bytes_per_gpu(model, 0, one_engine, element_bytes) + sum(
+        min(tokens, tokens if reach.limit_tokens is None else reach.limit_tokens) * reach.token_bytes
+        for reach in reaches(model, one_engine, element_bytes)
+    )
     bandwidth = _positive(hardware.bandwidth_bytes_s, "bandwidth", "--gpu-bandwidth") * efficiency
-    return weights_s(model, hardware, batch, parallel=parallel, efficiency=efficiency) + history / bandwidth
+    return weights_s(model, hardware, batch, parallel=parallel, efficiency=efficiency) + batch * read / bandwidth
 
 
 def weights_s(
@@ -113,18 +116,33 @@ class Reach(Struct, frozen=True):
 
 
 def reaches(model: Model, parallel: Parallel = ONE_GPU, element_bytes: int | None = None) -> tuple[Reach, ...]:
-    """Sum up a model's attention by how far it reaches. Layers that keep a fixed state are not in it."""
+    """Sum up a model's attention by how far it reaches. Layers that keep a fixed state are not in it.
+
+    Sparse attention counts twice: its indexer looks at every token, its heads at as many as the indexer chooses.
+    """
     size = model.element_bytes if element_bytes is None else element_bytes
     found: dict[int | None, Reach] = {}
     for cache, count in Counter(cache for cache in model.caches if not isinstance(cache, State)).items():
-        limit = cache.tokens_kept(UNBOUNDED) if cache.is_bounded else None
-        before = found.get(limit, Reach(limit, 0.0, 0.0))
-        found[limit] = Reach(
-            limit,
-            before.pair_operations + count * 2.0 * model.query_heads * _numbers(cache),
-            before.token_bytes + count * cache.bytes_per_token(size, parallel.tp) / parallel.dcp,
-        )
+        for limit, operations, read in _reaches_of(cache, model.query_heads, size, parallel.tp):
+            before = found.get(limit, Reach(limit, 0.0, 0.0))
+            found[limit] = Reach(
+                limit,
+                before.pair_operations + count * operations / cache.stride,
+                before.token_bytes + count * read / cache.stride / parallel.dcp,
+            )
     return tuple(found.values())
+
+
+def _reaches_of(cache: Attention | Latent, query_heads: int, size: int, tp: int) -> list[tuple[int | None, float, int]]:
+    """Tokens that one cache's layer attends to at most; operations and bytes read for each entry of them."""
+    limit = cache.tokens_kept(UNBOUNDED) * cache.stride if cache.is_bounded else None
+    operations = 2.0 * query_heads * _numbers(cache)
+    if not isinstance(cache, Latent) or cache.chosen is None:
+        return [(limit, operations, cache.bytes_per_token(size, tp))]
+    return [
+        (cache.chosen * cache.stride, operations, cache.vector_bytes(size)),
+        (limit, 2.0 * cache.index_numbers, cache.index_bytes),
+    ]
 
 
 def attended(limit_tokens: int | None, tokens: int) -> int:

@@ -16,6 +16,7 @@ from kvroute.sizing.patterns import Kind
 UNGATED_FAMILIES = frozenset(
     {"opt", "gpt2", "gpt_neox", "gpt_bigcode", "falcon", "starcoder2", "mpt", "phi", "nemotron", "nemotron_h", "bloom"}
 )
+MXFP4_BITS = 4 + 8 / 32  # one 8-bit scale for 32 numbers
 SCALE_BITS = 16  # one scale a group in grouped integer formats
 
 
@@ -92,7 +93,7 @@ def _mixer(fields: Fields, cache: Attention | Latent | State, hidden: int) -> in
         return hidden * (query + cache.kv_heads * (cache.key_dim + cache.value_dim) + heads * cache.value_dim)
     plain = cache.plain
     if plain is None:
-        return 0
+        return _compressed_mixer(fields, cache, hidden, heads)
     narrow = fields.whole("q_lora_rank")
     query = heads * plain.key_dim
     queries = hidden * query if narrow is None else narrow * (hidden + query)
@@ -100,6 +101,21 @@ def _mixer(fields: Fields, cache: Attention | Latent | State, hidden: int) -> in
     return (
         queries + hidden * (cache.rank + cache.rope_dim) + cache.rank * heads * keys + heads * plain.value_dim * hidden
     )
+
+
+def _compressed_mixer(fields: Fields, cache: Latent, hidden: int, heads: int) -> int:
+    """Parameters of a cache of compressed attention: of its window the layer's own, of its rest the compressor's."""
+    narrow, out = fields.whole("q_lora_rank"), fields.whole("o_lora_rank")
+    if narrow is None or out is None:
+        return 0
+    if cache.window is not None:
+        wide = heads * cache.rank
+        return narrow * (hidden + wide) + hidden * cache.rank + out * (wide + (fields.whole("o_groups") or 1) * hidden)
+    if not cache.index_numbers:
+        return 2 * hidden * cache.rank
+    chooser = fields.needed("index_n_heads")
+    key = cache.index_numbers // chooser
+    return 4 * hidden * (cache.rank + key) + narrow * cache.index_numbers + hidden * chooser
 
 
 def _matrices(fields: Fields) -> int:
@@ -156,6 +172,9 @@ def _dense(fields: Fields, hidden: int) -> int:
 
 def _is_sparse(fields: Fields, index: int) -> bool:
     """Whether layer `index` of a model with experts routes to them."""
+    words = fields.items("mlp_layer_types")
+    if words and index < len(words):
+        return bool(words[index] != "dense")
     if index < (fields.whole("first_k_dense_replace", "moe_layer_start_index", least=0) or 0):
         return False
     if index in (fields.items("mlp_only_layers") or ()):
@@ -182,13 +201,14 @@ def _bytes_each(root: Fields, element_bytes: int) -> tuple[float, float]:
             f"the quantisation {method or 'without a name'} is not known: weights counted unquantised, give their size"
         )
         return float(element_bytes), float(element_bytes)
-    return (float(element_bytes) if method == "mxfp4" else bits / 8), bits / 8
+    routed = MXFP4_BITS if root.word("expert_dtype") == "fp4" else bits  # DeepSeek V4: the rest as quant_method says
+    return (float(element_bytes) if method == "mxfp4" else bits / 8), routed / 8
 
 
 def _bits(quantised: Fields, method: str) -> float | None:
     """Bits of a quantised parameter, scales included."""
     if method == "mxfp4":
-        return 4 + 8 / 32  # one 8-bit scale for 32 numbers
+        return MXFP4_BITS
     if "fp4" in method:
         return 4 + 8 / 16
     if "fp8" in method or method == "modelopt":

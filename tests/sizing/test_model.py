@@ -86,6 +86,13 @@ def test_sparse_attention_keeps_an_index_too():
     assert kv_bytes_per_token(model) == 61 * (576 * 2 + 132)
 
 
+def test_a_layer_of_an_unknown_type_is_counted_as_full_attention():
+    """The rest of the model is sized all the same, and the note says which field was not understood."""
+    model = model_of({**BASE, "layer_types": ["quantum", "full_attention"] * 4})
+    assert model.layers == model_of(BASE).layers
+    assert [note for note in model.notes if "layer_types has the type 'quantum', which is not known" in note]
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -103,7 +110,7 @@ def test_sparse_attention_keeps_an_index_too():
         ({"head_dim": 0}, "head_dim must be from 1"),
         ({"head_dim": 10**50}, "head_dim must be from 1"),
         ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 8 layers"),
-        ({"layer_types": ["quantum"] * 8}, "layer_types has the type 'quantum'; known are"),
+        ({"layer_types": [3] * 8}, "layer_types has 3, where the name of a layer's type was expected"),
         ({"layer_types": ["sliding_attention"] * 8}, "sliding_window is missing"),
         ({"layer_types": ["mamba"] * 8}, "no layer keeps a cache that can be counted"),
         ({"hybrid_override_pattern": "M?"}, "hybrid_override_pattern has the letter"),

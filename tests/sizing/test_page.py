@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 from kvroute.sizing.assemble import report_of
+from kvroute.sizing.capacity import Budget, Parallel, conversations_on
 from kvroute.sizing.hardware import gpu
-from kvroute.sizing.page import page_of
+from kvroute.sizing.page import _fit_lines, page_of
 from kvroute.sizing.presets import PRESETS, preset
 from kvroute.sizing.report import Wishes
 
@@ -59,3 +60,18 @@ def test_names_cannot_carry_markup():
 
     model = model_of(PRESETS["llama-3-8b"].config, "<script>x</script>")
     assert "<script" not in page_of(report_of(model, [gpu("h100")], Wishes()), model)
+
+
+def test_the_curve_of_what_fits_counts_every_gpus_copy():
+    """The plot's curve starts from the same figures as the table, where GPUs repeat the cache too."""
+    model, spread = preset("deepseek-v3"), Parallel(tp=16)
+    report = report_of(model, [gpu("h200")], Wishes(parallel=spread, lengths=(8_000,)))
+    (line,) = _fit_lines(report, model)
+    most = int(line.points[-1][0])
+    assert line.points[-1][1] == conversations_on(
+        Budget(
+            gpu_bytes=gpu("h200").memory_bytes, weights_bytes=report.weights_bytes, parallel=spread, utilisation=0.92
+        ),
+        model,
+        most,
+    )

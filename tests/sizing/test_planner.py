@@ -12,6 +12,7 @@ from kvroute.sizing.presets import PRESETS, preset
 
 GIB = 2**30
 LONG = Settings(max_model_len=131_072)
+PLANNED = [name for name in sorted(PRESETS) if all(cache.stride == 1 for cache in preset(name).caches)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_the_poorest_stage_decides():
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(PRESETS)), st.integers(0, 200), st.integers(1, 100_000), st.sampled_from([1, 2, 4, 8]))
+@given(st.sampled_from(PLANNED), st.integers(0, 200), st.integers(1, 100_000), st.sampled_from([1, 2, 4, 8]))
 def test_a_plan_never_beats_the_ideal(name, gib, length, tp):
     """Blocks never exceed the memory, and whole conversations never exceed those of plain arithmetic."""
     model, settings = preset(name), Settings(max_model_len=length, parallel=Parallel(tp=tp))
@@ -109,7 +110,7 @@ def test_a_plan_never_beats_the_ideal(name, gib, length, tp):
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(PRESETS)), st.integers(1, 100_000))
+@given(st.sampled_from(PLANNED), st.integers(1, 100_000))
 def test_every_layer_is_in_one_group(name, length):
     """Groups partition the layers that keep something."""
     model = preset(name)

@@ -38,6 +38,8 @@ BILLIONS = {  # parameters as their publishers state them; total, and active whe
     "deepseek-v2": (236, 21),
     "deepseek-v2-lite": (15.7, None),
     "deepseek-v3": (671, 37),
+    "deepseek-v4-flash": (284, 13),
+    "deepseek-v4-pro": (1_573, 49),
     "kimi-k2": (1_026, 32),
     "glm-4.5": (355, 32),
     "glm-4.5-air": (106, None),
@@ -76,6 +78,8 @@ def test_quantised_checkpoints_weigh_what_they_do():
     assert preset("gpt-oss-120b").weights.total_bytes / 1e9 == pytest.approx(65.2, rel=0.01)
     assert preset("gpt-oss-20b").weights.total_bytes / 1e9 == pytest.approx(13.8, rel=0.01)
     assert preset("deepseek-v3").weights.total_bytes / 1e9 == pytest.approx(671, rel=0.01)
+    assert preset("deepseek-v4-pro").weights.expert_bytes / 1e9 == pytest.approx(822.05, rel=0.001)
+    assert preset("deepseek-v4-flash").weights.expert_bytes / 1e9 == pytest.approx(147.17, rel=0.001)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "LLAMA-3.1-8B", "meta-llama/Llama-3.1-8B"])

@@ -159,3 +159,26 @@ def test_floors_grow_with_work(name, batch, tokens):
     assert step <= decode_step_s(model, h100, batch=batch + 1, tokens=tokens)
     assert step <= decode_step_s(model, h100, batch=batch, tokens=tokens + 1)
     assert prefill_s(model, h100, tokens) < prefill_s(model, h100, tokens + 1)
+
+
+def test_sparse_attention_reads_what_its_indexer_chooses():
+    """Past the chosen tokens a step reads only the indexer's keys, and a prefill's pairs grow with its small heads."""
+    model, h200 = preset("deepseek-v3.2"), gpu("h200")
+    short, long = (decode_step_s(model, h200, batch=1, tokens=tokens) for tokens in (2_048, 102_048))
+    assert (long - short) * h200.bandwidth_bytes_s == pytest.approx(61 * 132 * 100_000)
+    _, sparse = prefill_operations(model, 128_000)
+    _, full = prefill_operations(preset("deepseek-v3"), 128_000)
+    assert sparse < full / 3
+    assert prefill_operations(model, 2_000)[1] > prefill_operations(preset("deepseek-v3"), 2_000)[1]
+
+
+def test_a_step_reads_what_a_conversation_keeps():
+    """Without an indexer, what a step reads of a conversation is all that it keeps."""
+    h100 = gpu("h100")
+    for name in sorted(PRESETS):
+        model = preset(name)
+        if any(getattr(cache, "chosen", None) for cache in model.caches):
+            continue
+        empty, full = (decode_step_s(model, h100, batch=1, tokens=tokens) for tokens in (0, 12_800))
+        kept = kv_bytes(model, 12_800) - kv_bytes(model, 0)
+        assert (full - empty) * h100.bandwidth_bytes_s == pytest.approx(kept)

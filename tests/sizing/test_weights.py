@@ -91,3 +91,12 @@ def test_what_cannot_be_counted_is_none():
         model = model_of({key: value for key, value in BASE.items() if key != name})
         assert model.weights is None
         assert any("cannot be counted" in note for note in model.notes)
+
+
+def test_dense_layers_by_word():
+    """`mlp_layer_types` says a word a layer, as the transformers library writes instead of first_k_dense_replace."""
+    config = dict(PRESETS["glm-5"].config)
+    by_number = model_of(config).weights
+    del config["first_k_dense_replace"]
+    config["mlp_layer_types"] = ["dense"] * 3 + ["sparse"] * 75
+    assert model_of(config).weights == by_number
