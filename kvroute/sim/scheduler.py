@@ -59,7 +59,8 @@ class Scheduler:
         if not flight.preempted:
             self._admit(flight, budget)
         self.step = flight.step
-        flight.filled, self._filled = self._filled, []
+        if flight.sequences:  # an empty one may be thrown away
+            flight.filled, self._filled = self._filled, []
         flight.producers = flight.decodes + sum(1 for sequence in flight.chunks if sequence.entered == flight.step)
         return flight
 
