@@ -7,6 +7,7 @@ one that never came. Who the owner is, and where changes go, is the index's busi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -105,8 +106,8 @@ class EventFeed:
         await self.release()
         if snapshot is None:
             self.table = EngineHashes(self.model, self.capacity_blocks, self.block_size)
-        else:
-            self.table = EngineHashes.unpack(snapshot, self.model, self.capacity_blocks)
+        else:  # a hundred milliseconds for ten thousand blocks, which requests must not wait for
+            self.table = await asyncio.to_thread(EngineHashes.unpack, snapshot, self.model, self.capacity_blocks)
         self.is_speaking, self.is_silent = snapshot is not None, False
         self.counters.takeovers += 1
         stream = self._open_stream(self, position if snapshot is not None else None)

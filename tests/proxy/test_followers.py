@@ -10,11 +10,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from kvroute.adapters.index import MemoryIndex, Namespace
+from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.config import load
 from kvroute.fake.publisher import PublisherConfig
 from kvroute.fake.server import build_replica, serve_replica
 from kvroute.proxy.app import Service
+from kvroute.proxy.followers import EventSettings, Followers
+from kvroute.routing.replica import Replica, ReplicaId
 from tests.admin import fetch
 from tests.observer import Observer, cells_of, replayed
 from tests.redis_servers import until
@@ -154,6 +159,39 @@ async def test_lost_events_are_asked_for():
             return row["blocks"].get("GPU", 0) >= 7 * 8 and row["suspects"] == row["gaps"] == 0
 
         await until(caught_up)
+
+
+async def test_each_rank_is_followed_where_it_publishes():
+    """Of a server with data-parallel ranks each has a stream of its own; one that publishes nothing is not followed."""
+    configs = {rank: {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{7000 + rank}"} for rank in (0, 1)}
+    app = web.Application()
+
+    async def tell(_request: web.Request) -> web.Response:
+        return web.json_response(configs)
+
+    app.router.add_get("/kv_event_sources", tell)
+    index = MemoryIndex()
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+        client = ReplicaClient(session, url, None, 5.0)
+        followers = Followers(index, EventSettings())
+        for rank in (0, 1, 2):
+            replica = Replica(id=ReplicaId(f"{url}#{rank}"), url=url, rank=rank)
+            index.join(replica.id, Namespace("n"), 10)
+            await followers.follow(client, replica, MODEL, BLOCK, 10)
+        endpoints = [followers.describe(ReplicaId(f"{url}#{rank}")).get("endpoint") for rank in (0, 1, 2)]
+        assert endpoints == ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001", None]
+    await index.close()
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0])
+    finally:
+        await runner.cleanup()
 
 
 async def test_without_replay_nothing_untrue_outlives_fifty_deliveries():
