@@ -7,8 +7,14 @@ its next token, and those that have their last one leave. `step` is both, for ca
 Steps that only decode can be skipped: `idle_steps` says how many are ahead in which no block is taken or filled and
 nothing begins or ends, and `skip` performs them at once. The result is the same as of single steps, to the last digit.
 
-A request comes with the chain of prompt *and* answer: a simulated engine knows what it will say. Adapters, speculative
-decoding and pipelines are not modelled. The rules are in `scheduler` and in `kvroute.kv.pool`.
+A request comes with the chain of prompt *and* answer: a simulated engine knows what it will say, and whoever asks cuts
+the answer where the context ends. The rules are in `scheduler` and in `kvroute.kv.pool`; tests/vllm compares every step
+with vLLM's own scheduler. Where the two differ on purpose:
+
+- Who arrives is queued between two steps. With asynchronous scheduling vLLM may see it between the two that it schedules
+  when it wakes up; here both are scheduled at once, and it is in the third.
+- Models with windows or states are one pool of full blocks, of the size that vLLM reports, instead of several groups.
+- Not modelled: adapters, speculative decoding, pipelines, structured output, a reset that preempts those that run.
 """
 
 from __future__ import annotations
