@@ -11,8 +11,8 @@ A request comes with the chain of prompt *and* answer: a simulated engine knows 
 the answer where the context ends. The rules are in `scheduler` and in `kvroute.kv.pool`; tests/vllm compares every step
 with vLLM's own scheduler. Where the two differ on purpose:
 
-- Who arrives is queued between two steps. With asynchronous scheduling vLLM may see it between the two that it schedules
-  when it wakes up; here both are scheduled at once, and it is in the third.
+- Who arrives is queued between two steps. With asynchronous scheduling vLLM may see it between the two steps that it
+  schedules when it wakes up; here both are scheduled at once, and it is in the third.
 - Models with windows or states are one pool of full blocks, of the size that vLLM reports, instead of several groups.
 - Not modelled: adapters, speculative decoding, pipelines, structured output, a reset that preempts those that run.
 """
