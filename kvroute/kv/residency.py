@@ -135,10 +135,13 @@ class Residency:
         return Change(held, None, tuple(evicted))
 
     def forget(self, chain: PrefixChain) -> None:
-        """Drop the tail of a chain, as far up as no other chain shares it. Nothing is reported."""
+        """Drop a chain as far up as no longer one shares it. Nothing is reported."""
         node, at = self._find(chain, len(chain))
-        if node.parent is not None and at == len(chain) == node.end and not node.children:
-            self._shorten(node, 0)
+        if at != len(chain) or at != node.end:
+            return
+        while node.parent is not None and not node.children:
+            leaf, node = node, node.parent
+            self._shorten(leaf, 0)
 
     def chains(self) -> Iterator[tuple[PrefixChain, int]]:
         """Yield every chain to a leaf, oldest first, with the count of its leading blocks that were yielded before.

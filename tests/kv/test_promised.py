@@ -45,6 +45,8 @@ def test_an_answer_ends_the_promise():
     asked = (chain(1, 2, 3), chain(1, 2, 4, 5), chain(7))
     assert [promised.held(one, TELLING_S - 0.1) for one in asked] == [3, 4, 1]
     assert [promised.held(one, TELLING_S + 0.1) for one in asked] == [2, 4, 1]
+    promised.keep(chain(1, 2, 4, 5), 1.0)
+    assert [promised.held(one, 1.1 + TELLING_S) for one in asked] == [0, 0, 1]
 
 
 def test_too_many_answers_at_once_end_at_once():

@@ -151,3 +151,15 @@ def test_bad_snapshot_is_refused(data):
     """Bytes that are no snapshot raise ValueError and build nothing."""
     with pytest.raises(ValueError, match=r"."):
         Residency.unpack(data)
+
+
+def test_a_forgotten_chain_takes_what_only_it_needed():
+    """Forgetting a chain drops it up to where a longer one parts from it; what is not held whole is left alone."""
+    residency = Residency(100)
+    for one in (chain(1, 2, 3), chain(1, 2, 4, 5)):
+        residency.record(one)
+    for one in (chain(1, 2, 4), chain(1, 2, 4, 9), chain(7), chain(1, 2, 4, 5)):
+        residency.forget(one)
+    assert [residency.held(one) for one in (chain(1, 2, 3), chain(1, 2, 4, 5))] == [3, 2]
+    residency.forget(chain(1, 2, 3))
+    assert (len(residency), list(residency.chains())) == (0, [])
