@@ -62,7 +62,7 @@ class AdmissionSettings(Struct, frozen=True, kw_only=True):
 class Waits(Struct, frozen=True):
     """Why a request cannot go now."""
 
-    is_seated: bool  # it waits for room where its conversation lives; else it waits in line for a seat
+    at_gate: bool  # there is a place for its conversation, and no room to run yet; else it waits in line for a place
     reason: str
 
 
@@ -151,8 +151,7 @@ class Admission:
                 continue
             if self._gate.is_open(member, works[at], self._now_s):
                 return member
-            if home is not None:
-                return Waits(True, "no room where it is cheapest")
+            return Waits(True, "no room where it is cheapest")  # to wait is in its price: elsewhere would take longer
         return Waits(False, "the pool is full of live conversations")
 
     def _forecast(self, turn: Turn) -> Forecast:
@@ -193,7 +192,7 @@ class Admission:
         self._set.seat(turn.conversation, replica.id, self._forecast(turn), replica.capacity_tokens or 0)
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
-        if not ticket.is_seated:
+        if not ticket.at_gate:
             if self._left_s is not None:
                 self._gap_s += GAP_GAIN * (self._now_s - self._left_s - self._gap_s)
             self._left_s = self._now_s
@@ -205,10 +204,10 @@ class Admission:
             Overloaded: for too long, or too many do.
         """
         ticket = None if hold is None else self.waiting.get(hold)
-        if not waits.is_seated:
+        if not waits.at_gate:
             self._set.remove(turn.conversation)
         if ticket is None:
-            if waits.is_seated:
+            if waits.at_gate and self._set.seat_of(turn.conversation):
                 self.pressure.learn_wait()
             ticket = self._ticket(turn, waits, size_bytes or BYTES_PER_TOKEN * turn.demand.prompt_tokens)
         elif ticket.hold.until_s <= self._now_s:
@@ -216,7 +215,7 @@ class Admission:
             turn.over(None)
             raise self._overloaded(turn, f"waited for {self._now_s - ticket.hold.since_s:.0f} s: {waits.reason}")
         ticket.hits, ticket.is_woken = hits, False
-        self.waiting.add(ticket, is_seated=waits.is_seated)
+        self.waiting.add(ticket, at_gate=waits.at_gate)
         return ticket.hold
 
     def _ticket(self, turn: Turn, waits: Waits, size_bytes: int) -> Ticket:
@@ -240,11 +239,11 @@ class Admission:
             ticket.turn.over(None)
 
     def candidates(self) -> Iterator[Ticket]:
-        """Yield who may be next: turns of seated conversations, then each line's first, as long as the last one went.
+        """Yield who may be next: those at a gate, then each line's first, as long as the last one went.
 
         Changes between two steps are seen: a ticket that was admitted meanwhile is followed by the next in its line.
         """
-        yield from self.waiting.seated()
+        yield from self.waiting.at_gates()
         for model in self.waiting.models():
             last: Ticket | None = None
             while (first := self.waiting.first(model, self._served)) and first is not last:
@@ -283,7 +282,7 @@ class Admission:
         seen = (sum(rank(other.turn, self._served) < place for other in line), number, conversation.turns, rooms)
         if isinstance(found, Member):
             return Foresight(found.replica.id, "none", "", *seen)
-        if not is_next and not found.is_seated:
+        if not is_next and not found.at_gate:
             return Foresight(None, "line", found.reason, *seen)
         return Foresight(None, "gate" if any(room.has_seat for room in rooms) else "working set", found.reason, *seen)
 

@@ -99,7 +99,7 @@ class Foresight(Struct, frozen=True):
 
 def held_of(waiting: Waiting, served: Served, now_s: float) -> Iterator[Held]:
     """Yield every request that waits."""
-    for ticket in waiting.seated():
+    for ticket in waiting.at_gates():
         yield _held(ticket, 0, now_s)
     for model in waiting.models():
         for at, ticket in enumerate(waiting.line(model, served), 1):

@@ -1,10 +1,10 @@
 """The requests that are held, in the order in which they should go.
 
-Turns of conversations that have a seat come first, wherever there is room; each waits for itself. The others wait in
-one line for each model: by priority, then by what their tenants were served (least first), then by the conversation's
-age, so that the oldest keep their place. A tenant is served what it makes engines do: computed and generated tokens count
-whole, cached ones a tenth. One that had nothing to ask for meanwhile cannot save up: it starts level with the least
-served of those that wait or run.
+Those at a gate, for whose conversation there is a place and no room to run yet, come first; each waits for itself. The
+others wait in one line for each model: by priority, then by what their tenants were served (least first), then by the
+conversation's age, so that the oldest keep their place. A tenant is served what it makes engines do: computed and
+generated tokens count whole, cached ones a tenth. One that had nothing to ask for meanwhile cannot save up: it starts
+level with the least served of those that wait or run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TENANTS_MAX = 4096
 class Ticket:
     """A held request."""
 
-    __slots__ = ("hits", "hold", "is_seated", "is_woken", "size_bytes", "turn")
+    __slots__ = ("hits", "hold", "at_gate", "is_woken", "size_bytes", "turn")
 
     def __init__(self, hold: Hold, turn: Turn, size_bytes: int) -> None:
         self.hold = hold
         self.turn = turn
         self.size_bytes = size_bytes
         self.hits: Mapping[ReplicaId, int] = {}  # what the index knew when it was last asked
-        self.is_seated = False  # it waits for room where its conversation lives; else in line
+        self.at_gate = False  # it waits for room where it is cheapest; else in line
         self.is_woken = False  # it was named as released and has not come back yet
 
 
@@ -85,20 +85,20 @@ class Waiting:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._tickets: dict[int, Ticket] = {}
-        self._seated: dict[int, Ticket] = {}
+        self._at_gates: dict[int, Ticket] = {}
         self._lines: dict[str, dict[int, Ticket]] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def add(self, ticket: Ticket, *, is_seated: bool) -> None:
+    def add(self, ticket: Ticket, *, at_gate: bool) -> None:
         """Let a request wait, or wait elsewhere from now on."""
         self.remove(ticket.hold)
-        ticket.is_seated = is_seated
+        ticket.at_gate = at_gate
         number = ticket.hold.number
         self._tickets[number] = ticket
         self.size_bytes += ticket.size_bytes
-        (self._seated if is_seated else self._lines.setdefault(ticket.hold.demand.model, {}))[number] = ticket
+        (self._at_gates if at_gate else self._lines.setdefault(ticket.hold.demand.model, {}))[number] = ticket
 
     def remove(self, hold: Hold) -> Ticket | None:
         """Let a request wait no longer."""
@@ -106,7 +106,7 @@ class Waiting:
         if ticket is None:
             return None
         self.size_bytes -= ticket.size_bytes
-        if self._seated.pop(hold.number, None) is None:
+        if self._at_gates.pop(hold.number, None) is None:
             line = self._lines[hold.demand.model]
             del line[hold.number]
             if not line:
@@ -121,9 +121,9 @@ class Waiting:
         """Return everybody who waits, in the order of arrival."""
         return [self._tickets[number] for number in sorted(self._tickets)]
 
-    def seated(self) -> list[Ticket]:
-        """Return the turns that wait for room where their conversation lives, the oldest conversation first."""
-        return sorted(self._seated.values(), key=lambda ticket: ticket.turn.conversation.number)
+    def at_gates(self) -> list[Ticket]:
+        """Return those that wait for room where they are cheapest, the oldest conversation first."""
+        return sorted(self._at_gates.values(), key=lambda ticket: ticket.turn.conversation.number)
 
     def models(self) -> list[str]:
         """Return the models for which a line waits."""

@@ -22,7 +22,7 @@ def line(*tickets: Ticket, served: Served | None = None) -> list[int]:
     """Return the numbers of holds in the order in which they leave the line."""
     waiting, order = Waiting(), []
     for each in tickets:
-        waiting.add(each, is_seated=False)
+        waiting.add(each, at_gate=False)
     while first := waiting.first("m", served or Served()):
         waiting.remove(first.hold)
         order.append(first.hold.number)
@@ -82,24 +82,24 @@ def test_tenants_are_bounded():
     assert len(served._tokens) == TENANTS_MAX
 
 
-def test_lines_are_by_model_and_seated_turns_stand_beside_them():
-    """A full model does not hold another one's requests; turns with a seat are listed apart, the oldest first."""
+def test_lines_are_by_model_and_gates_are_beside_them():
+    """A full model does not hold another one's requests; those at a gate are listed apart, the oldest first."""
     waiting = Waiting()
     a, b, c, d = ticket(1, 4, model="a"), ticket(2, 3, model="b"), ticket(3, 2), ticket(4, 1)
-    for each, is_seated in ((a, False), (b, False), (c, True), (d, True)):
-        waiting.add(each, is_seated=is_seated)
+    for each, at_gate in ((a, False), (b, False), (c, True), (d, True)):
+        waiting.add(each, at_gate=at_gate)
     assert sorted(waiting.models()) == ["a", "b"]
     assert waiting.first("a", Served()) is a
     assert waiting.first("m", Served()) is None
-    assert waiting.seated() == [d, c]
+    assert waiting.at_gates() == [d, c]
 
 
 def test_every_byte_is_given_back_and_moving_counts_once():
-    """A ticket that moves from the line to the seated ones is still one ticket."""
+    """A ticket that moves from the line to a gate is still one ticket."""
     waiting, one, two = Waiting(), ticket(1, 1), ticket(2, 2, size_bytes=90)
-    waiting.add(one, is_seated=False)
-    waiting.add(two, is_seated=False)
-    waiting.add(one, is_seated=True)
+    waiting.add(one, at_gate=False)
+    waiting.add(two, at_gate=False)
+    waiting.add(one, at_gate=True)
     assert (len(waiting), waiting.size_bytes, waiting.line_length("m")) == (2, 100, 1)
     assert waiting.remove(one.hold) is one
     assert waiting.remove(one.hold) is None
