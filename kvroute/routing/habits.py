@@ -35,6 +35,8 @@ PAUSE_MIN_S = 1 / 16  # pauses up to this are one step
 PAUSE_STEPS = 18  # the last one begins at 4,096 s
 PAUSE_SEED_S = 4.0
 PAUSE_PRIOR = 4.0
+PAUSE_WEIGHT_MAX = 1e6
+CHANCES_MAX = 4096
 MODELS_MAX = 256
 
 
@@ -52,8 +54,12 @@ class Habits:
         self._survival = [0.0] * STEPS
         self._logs = [0.0] * STEPS
         self._stale = REFRESH  # observations since these two were computed
+        self._chances: dict[int, tuple[float, ...]] = {}  # by turns had: of at least so many more, for each horizon
         self._pauses = [0.0] * PAUSE_STEPS
         self._pauses[pause_step(PAUSE_SEED_S)] = PAUSE_PRIOR
+        self._pause_weight = 1.0  # of the next observation: it grows where older ones would have to shrink
+        self._quantiles: dict[float, float] = {}
+        self._stale_pauses = 0  # observations since these were computed
 
     def learn_turn(self, conversation: Conversation) -> None:
         """Take in that a conversation has gone on: it has just begun its second turn or a later one."""
@@ -75,9 +81,15 @@ class Habits:
 
     def learn_pause(self, pause_s: float) -> None:
         """Take in how long a conversation paused before it went on."""
-        for step in range(PAUSE_STEPS):
-            self._pauses[step] *= FORGET
-        self._pauses[pause_step(pause_s)] += 1.0
+        self._pause_weight /= FORGET
+        self._pauses[pause_step(pause_s)] += self._pause_weight
+        if self._pause_weight > PAUSE_WEIGHT_MAX:
+            self._pauses = [count / self._pause_weight for count in self._pauses]
+            self._pause_weight = 1.0
+        self._stale_pauses += 1
+        if self._stale_pauses >= REFRESH:
+            self._stale_pauses = 0
+            self._quantiles.clear()
 
     def _observe(self, turns: int, ended: float) -> None:
         step = turn_step(turns)
@@ -110,6 +122,7 @@ class Habits:
     def _refresh(self) -> None:
         """Sum the shares up; done only now and then, since forecasts ask often."""
         self._stale, total = 0, 0.0
+        self._chances.clear()
         for step in range(STEPS):
             share = min(self._ended[step] / self._at_risk[step], SHARE_MAX)
             self._survival[step], self._logs[step] = total, log(1.0 - share)
@@ -126,11 +139,20 @@ class Habits:
 
         While a turn is under way it holds its tokens and the answer for certain; between turns only if it goes on.
         """
-        own, growth, turns = conversation.own_tokens, self.growth_of(conversation), conversation.turns
-        is_under_way = conversation.is_under_way
-        now = own + output_tokens if is_under_way else own * self.goes_on_for(turns, 1)
-        later = [(own + ahead * growth) * self.goes_on_for(turns, ahead) for ahead in HORIZONS[1:]]
-        return (now, *later)
+        own, growth = conversation.own_tokens, self.growth_of(conversation)
+        chances = self._chances_after(conversation.turns)
+        now = own + output_tokens if conversation.is_under_way else own * chances[0]
+        return (now, *[(own + ahead * growth) * chance for ahead, chance in zip(HORIZONS[1:], chances, strict=True)])
+
+    def _chances_after(self, turns: int) -> tuple[float, ...]:
+        if self._stale >= REFRESH:
+            self._refresh()
+        chances = self._chances.get(turns)
+        if chances is None:
+            chances = tuple([self.goes_on_for(turns, ahead) for ahead in HORIZONS[1:]])
+            if len(self._chances) < CHANCES_MAX:
+                self._chances[turns] = chances
+        return chances
 
     def pauses(self) -> list[tuple[float, float]]:
         """Return the steps of pauses as (longest in it, share of all), shortest first."""
@@ -139,6 +161,12 @@ class Habits:
 
     def pause_quantile_s(self, share: float) -> float:
         """Return the pause, rounded up to a step's end, that a share of all does not exceed."""
+        known = self._quantiles.get(share)
+        if known is None:
+            known = self._quantiles[share] = self._pause_quantile_s(share)
+        return known
+
+    def _pause_quantile_s(self, share: float) -> float:
         below = 0.0
         for end_s, part in self.pauses():
             below += part
