@@ -94,7 +94,7 @@ def _service(load: Callable[[], Config], settings: Config, verbose: bool) -> Cor
     if workers_for(settings) == 1:
         from kvroute.proxy.app import run
 
-        return run(settings)
+        return run(settings, load)
     from kvroute.workers.supervisor import Supervisor
 
     return Supervisor(load, verbose=verbose).run()

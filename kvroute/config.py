@@ -90,6 +90,7 @@ class RoutingSettings(Settings, frozen=True):
 
     policy: Policy = "kvroute"
     ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    shadow: Annotated[tuple[Policy, ...], Meta(max_length=4)] = ()
     holds: HoldSettings = HoldSettings()
 
 
@@ -134,8 +135,19 @@ class TenantSettings(Settings, frozen=True):
 
     keys: dict[str, str] = {}
     header: str | None = None
+    classes: dict[str, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
+    class_of: dict[str, str] = {}
+    class_header: str | None = None
 
     def __post_init__(self) -> None:
+        if self.class_header is not None and not self.classes:
+            raise ValueError("class_header is set, classes is empty; name the classes that clients may ask for")
+        for tenant, name in self.class_of.items():
+            if name not in self.classes:
+                known = ", ".join(self.classes) or "none is defined"
+                raise ValueError(f"class_of gives {tenant!r} the class {name!r}, which is not in classes: {known}")
+            if self.keys and tenant not in self.keys:
+                raise ValueError(f"class_of names {tenant!r}, which has no key in keys")
         for name, key in self.keys.items():
             check_key(key, f"the key of {name!r}")
         if len(set(self.keys.values())) < len(self.keys):

@@ -1,11 +1,12 @@
 """The admin listener: is it well, how well does it route, who are the replicas. On loopback unless told otherwise.
 
-It reads the fleet, the shared account and the counters; the only thing that it changes is draining.
+It reads the fleet, the shared account and the counters; the only thing that it changes is draining. Further routes are
+given to it: explain.py, holds.py and policy.py have theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -33,6 +34,8 @@ class Admin:
         describe_index: Callable[[], str],
         knowledge: Callable[[], list[dict[str, Any]]],
         is_draining: Callable[[], bool],
+        more: Iterable[web.RouteDef] = (),
+        body_bytes_max: int = 1 << 20,
     ) -> None:
         self._fleet = fleet
         self._accounts = accounts
@@ -41,10 +44,12 @@ class Admin:
         self._describe_index = describe_index
         self._knowledge = knowledge
         self._is_draining = is_draining
+        self._more = tuple(more)
+        self._body_bytes_max = body_bytes_max
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application()
+        app = web.Application(client_max_size=self._body_bytes_max)
         app.add_routes(
             [
                 web.get("/", self.page),
@@ -56,6 +61,7 @@ class Admin:
                 web.get("/admin/index", self.index),
                 web.post("/admin/drain", self.drain),
                 web.post("/admin/undrain", self.undrain),
+                *self._more,
             ]
         )
         return app

@@ -25,17 +25,21 @@ from kvroute.adapters.store import Store, open_store
 from kvroute.adapters.tls import server_tls
 from kvroute.adapters.upstream import Upstream, UpstreamSettings
 from kvroute.config import Config
+from kvroute.errors import ConfigError
 from kvroute.proxy.address import cannot_listen, url_of
 from kvroute.proxy.admin import Admin
 from kvroute.proxy.catalogue import Catalogue
 from kvroute.proxy.dispatch import Dispatch, DispatchSettings
+from kvroute.proxy.explain import Explain
 from kvroute.proxy.feeds import Feeds, FeedSettings
 from kvroute.proxy.followers import EventSettings
 from kvroute.proxy.handler import Handler, HandlerSettings
+from kvroute.proxy.holds import Holds
 from kvroute.proxy.learn import Learner
 from kvroute.proxy.listener import BACKLOG, Listener
 from kvroute.proxy.peers import Peers
 from kvroute.proxy.placing import Placing
+from kvroute.proxy.policy import Order, Policies
 from kvroute.proxy.question import Asker
 from kvroute.proxy.sharing import Sharing
 from kvroute.proxy.stats import HandlerStats
@@ -79,6 +83,7 @@ class Service:
         self.admin_url = ""
         self.is_stopping = False
         self.feeds: Feeds | None = None  # once started
+        self.policies: Policies | None = None  # likewise
         self._stack = AsyncExitStack()
         self._public: Listener | None = None
         self._doors = doors
@@ -126,8 +131,9 @@ class Service:
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
         upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
+        router = self._router()
         placing = Placing(
-            router=self._router(),
+            router=router,
             ledger=store.ledger,
             stats=self.stats,
             fleet_changed=feeds.changed,
@@ -149,7 +155,7 @@ class Service:
             placing=placing,
             catalogue=catalogue,
             cards=self._cards,
-            tenants=Tenants(config.tenants.keys, config.tenants.header),
+            tenants=self._tenants(),
             stats=self.stats,
             settings=HandlerSettings(
                 body_bytes_max=config.proxy.body_bytes_max, log_requests=config.proxy.log_requests
@@ -166,7 +172,11 @@ class Service:
         await feeds.start(replicas, config.proxy.replica_trust)
         self._stack.push_async_callback(feeds.close)
         await feeds.first_round(FIRST_ROUND_S)
-        await self._listen_admin(store, feeds, sharing)
+        self.policies = Policies(router=router, placing=placing)
+        explain = Explain(router=router, index=store.index, honesty=feeds.honesty, catalogue=catalogue)
+        holds = Holds(router=router, stats=self.stats.holds)
+        more = [*explain.routes(), *holds.routes(), *self.policies.routes()]
+        await self._listen_admin(store, feeds, sharing, router, more)
         await self._listen(handler)
 
     async def _open_store(self) -> Store:
@@ -208,12 +218,44 @@ class Service:
             routing.policy,
             SystemRandom(),
             ttft_weight=routing.ttft_weight,
+            shadows=routing.shadow,
             admission=AdmissionSettings(
                 holds_max=holds.requests_max, hold_bytes_max=holds.bytes_max, hold_s=holds.wait_s
             )
             if holds.enabled
             else None,
         )
+
+    def _tenants(self) -> Tenants:
+        tenants = self.config.tenants
+        return Tenants(
+            tenants.keys,
+            tenants.header,
+            classes=tenants.classes,
+            class_of=tenants.class_of,
+            class_header=tenants.class_header,
+        )
+
+    def reload(self, config: Config) -> None:
+        """Take on what other settings say about the policy; say in the log what needs a restart.
+
+        Raises:
+            ConfigError: the policy cannot be.
+        """
+        assert self.policies is not None, "reloaded before its start"
+        routing = config.routing
+        self.policies.follow(Order(routing.policy, routing.ttft_weight, routing.shadow))
+        old = self.config
+        self.config = msgspec.structs.replace(
+            old,
+            routing=msgspec.structs.replace(
+                old.routing, policy=routing.policy, ttft_weight=routing.ttft_weight, shadow=routing.shadow
+            ),
+        )
+        log.info("routing by %s, ttft_weight %s, beside it %s", routing.policy, routing.ttft_weight, routing.shadow)
+        changed = [name for name in config.__struct_fields__ if getattr(config, name) != getattr(self.config, name)]
+        if changed:
+            log.warning("a single process keeps its other settings; a restart would change: %s", ", ".join(changed))
 
     def _upstream_settings(self) -> UpstreamSettings:
         proxy = self.config.proxy
@@ -271,7 +313,9 @@ class Service:
     def _count_refused(self, status: int) -> None:
         self.stats.count("refused", status)
 
-    async def _listen_admin(self, store: Store, feeds: Feeds, sharing: Sharing) -> None:
+    async def _listen_admin(
+        self, store: Store, feeds: Feeds, sharing: Sharing, router: Router, more: list[web.RouteDef]
+    ) -> None:
         registry = self.registry
         registry.register(
             Telemetry(
@@ -281,6 +325,8 @@ class Service:
                 readers=feeds.readers,
                 store=store.stats,
                 knowledge=feeds.knowledge,
+                standing=lambda: None if router.admission is None else router.admission.standing(),
+                shadows=lambda: () if router.shadows is None else router.shadows.tallies,
             )
         )
         ProcessCollector(registry=registry)
@@ -293,6 +339,8 @@ class Service:
             describe_index=store.describe,
             knowledge=feeds.knowledge,
             is_draining=lambda: self.is_stopping,
+            more=more,
+            body_bytes_max=self.config.proxy.body_bytes_max,
         )
         runner = web.AppRunner(admin.app(), access_log=None)
         listen = self.config.admin
@@ -308,17 +356,28 @@ class Service:
         self.admin_url = url_of(listen.host, runner.addresses[0][1])
 
 
-async def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT; print one line with the addresses once requests are taken."""
+async def run(config: Config, load: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or SIGINT; print one line with the addresses once requests are taken.
+
+    Args:
+        config: all settings.
+        load: reads them again, at SIGHUP; what they say about the policy is followed from then on. Raises ConfigError.
+    """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
-    loop.add_signal_handler(
-        signal.SIGHUP, log.warning, "a single process keeps its settings; restart it, or use `workers`"
-    )
     service = Service(config)
+
+    def reload() -> None:
+        try:
+            service.reload(load())
+        except ConfigError as error:
+            log.error("the new settings are not used: %s", error)
+
+    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP came before the start was over; send it again")
     await service.start()
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         print(f"kvroute serving on {service.url}, admin on {service.admin_url}", flush=True)
         await stopped.wait()

@@ -113,7 +113,8 @@ class Handler:
         inference = _read(request, body)
         served = self._catalogue.find(inference.model) or await self._served(inference.model)
         visit.model = served.lora or served.entry.base
-        question = await self._asker.ask(inference, served, visit.tenant)
+        priority = self._tenants.priority(visit.tenant, request.headers)
+        question = await self._asker.ask(inference, served, visit.tenant, priority)
         await self._dispatch.answer(exchange, body, question, inference, visit)
 
     async def _served(self, model: str | None) -> ServedModel:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from kvroute.errors import KvrouteError, NoReplica
+from kvroute.errors import KvrouteError, NoReplica, Overloaded
 from kvroute.proxy.question import Question
 from kvroute.proxy.stats import HandlerStats
 from kvroute.routing.hold import Hold
@@ -82,9 +82,7 @@ class Placing:
         while True:
             now_s = self._clock()
             try:
-                found = self._router.admit(
-                    question.demand, question.hits, now_s, avoid, stored=question.stored, size_bytes=size_bytes
-                )
+                found = self._admit(question, avoid, size_bytes, now_s)
                 lease = found if isinstance(found, Lease) else await self._held_until_placed(found, question, avoid)
                 return await self._confirmed(question, avoid, lease) if lease.reserve_tokens else lease
             except NoReplica:
@@ -93,6 +91,15 @@ class Placing:
                 if avoid or left_s <= 0:
                     raise
             await self._wait_for_the_fleet(left_s)
+
+    def _admit(self, question: Question, avoid: Set[ReplicaId], size_bytes: int, now_s: float) -> Lease | Hold:
+        try:
+            return self._router.admit(
+                question.demand, question.hits, now_s, avoid, stored=question.stored, size_bytes=size_bytes
+            )
+        except Overloaded:
+            self._stats.holds.refused += 1
+            raise
 
     def changed(self) -> None:
         """Note that a lease has begun or ended: something that is held may go now."""
@@ -120,17 +127,24 @@ class Placing:
     async def _held_until_placed(self, hold: Hold, question: Question, avoid: Set[ReplicaId]) -> Lease:
         loop = asyncio.get_running_loop()
         held = self._held[hold.number] = _Held(hold, question, avoid, loop.create_future())
+        outcome = "left"
         self._stats.held += 1
+        self._stats.holds.begin()
         if self._tick is None:
             self._tick = loop.call_later(LOOK_AGAIN_S, self._look)
         try:
-            return await held.lease
-        except BaseException:
+            lease = await held.lease
+            outcome = "placed"
+            return lease
+        except BaseException as error:
+            if isinstance(error, KvrouteError):
+                outcome = "expired" if isinstance(error, Overloaded) else "failed"
             if not held.lease.cancelled() and held.lease.done() and held.lease.exception() is None:
                 held.lease.result().refuse(self._clock())  # booked in the moment in which the client left
             raise
         finally:
             self._stats.held -= 1
+            self._stats.holds.end(outcome, self._clock() - hold.since_s)
             if self._held.pop(hold.number, None) is not None:
                 self._router.drop(hold, self._clock())
                 self.changed()

@@ -50,7 +50,7 @@ class Asker:
         self._seen = seen
         self._stats = stats
 
-    async def ask(self, inference: Inference, served: ServedModel, tenant: str) -> Question:
+    async def ask(self, inference: Inference, served: ServedModel, tenant: str, priority: int = 0) -> Question:
         """Read the prompts and look their chains up, in one round trip."""
         entry, root, stats = served.entry, served.root(inference.cache_salt), self._stats
         read, block_size = entry.reader.read, entry.block_size
@@ -77,7 +77,7 @@ class Asker:
             served=served,
             root=root,
             prompts=prompts,
-            demand=demand_of(inference, served, prompts, tenant),
+            demand=demand_of(inference, served, prompts, tenant, priority),
             hits=hits,
             stored=stored,
             match=match,
@@ -88,7 +88,9 @@ class Asker:
         return min(self._seen.see(prompt.chain), prompt.hit_limit_blocks) * prompt.block_size
 
 
-def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, ...], tenant: str) -> Demand:
+def demand_of(
+    inference: Inference, served: ServedModel, prompts: tuple[Prompt, ...], tenant: str, priority: int = 0
+) -> Demand:
     """Return what a request asks of a replica."""
     lengths = [prompt.tokens for prompt in prompts] or [inference.guessed_tokens]
     return Demand(
@@ -99,6 +101,7 @@ def demand_of(inference: Inference, served: ServedModel, prompts: tuple[Prompt, 
         output_tokens=inference.max_tokens,
         tenant=tenant,
         exact=bool(prompts) and all(prompt.exact for prompt in prompts),
+        priority=priority,
         streamed=inference.stream,
         chain=prompts[0].chain if len(prompts) == 1 else PrefixChain(b""),
         block_size=served.entry.block_size,

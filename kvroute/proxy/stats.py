@@ -30,6 +30,30 @@ class Histogram:
         return rows
 
 
+class HoldStats:
+    """What became of requests that were held until memory fits."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.begun = 0
+        self.ended = {"placed": 0, "expired": 0, "failed": 0, "left": 0}  # failed: no replica is left that could
+        self.refused = 0  # not held at all, because too much is held already
+        self.longest_s = 0.0
+        self.time = Histogram()
+
+    def begin(self) -> None:
+        """Count a request that is held from now on."""
+        self.now += 1
+        self.begun += 1
+
+    def end(self, outcome: str, duration_s: float) -> None:
+        """Count the end of a hold; `outcome` is one of those in `ended`."""
+        self.now -= 1
+        self.ended[outcome] += 1
+        self.longest_s = max(self.longest_s, duration_s)
+        self.time.observe(duration_s)
+
+
 class HandlerStats:
     """What became of all requests since the start."""
 
@@ -37,6 +61,7 @@ class HandlerStats:
         self.requests: dict[tuple[str, int], int] = {}  # (outcome, status) -> requests
         self.active = 0  # now under way
         self.held = 0  # of these, waiting for any replica
+        self.holds = HoldStats()  # of these, those that wait for memory
         self.retries = 0  # attempts after a first one
         self.refused_reservations = 0  # places that another router took first
         self.local_lookups = 0  # answered by the router's own shadow because the index was late or down

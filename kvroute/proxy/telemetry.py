@@ -16,6 +16,8 @@ from kvroute.adapters.tokens import PromptReader
 from kvroute.proxy.feeds import FeedStats
 from kvroute.proxy.stats import HandlerStats, Histogram
 from kvroute.routing.fleet import Fleet, ReplicaState
+from kvroute.routing.shadow import Tally
+from kvroute.routing.standing import Live, Standing
 
 HANDLER_COUNTERS = {
     "retries": "Attempts at another replica after one failed before the first byte",
@@ -40,6 +42,21 @@ REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaState], float]]] = {
     "prefill_tokens_per_second": ("Prefill rate as learnt", lambda state: 1 / state.rates.token_s),
     "step_seconds": ("Decode step of an empty batch as learnt", lambda state: state.rates.step_s),
 }  # fmt: skip
+LIVE_GAUGES: dict[str, tuple[str, Callable[[Live], float]]] = {
+    "live_conversations": ("Conversations that live there", lambda live: live.conversations),
+    "live_tokens": ("KV tokens that they hold now", lambda live: live.now_tokens),
+    "live_peak_tokens": ("KV tokens that they will probably hold at most", lambda live: live.peak_tokens),
+}
+SHADOW_COUNTERS = {
+    "placements": "Placements about which a shadow policy was asked",
+    "same": "Of these, where it chose the same replica",
+    "prompt_tokens": "Prompt tokens of these",
+    "cost_s": "Seconds predicted for the shadow's choices",
+    "our_cost_s": "Seconds predicted for the choices that were followed",
+    "hit_tokens": "Hits predicted for the shadow's choices",
+    "our_hit_tokens": "Hits predicted for the choices that were followed",
+    "failures": "Times that a shadow policy failed",
+}
 READER_COUNTERS = {
     "cache_hits": "Prompts whose start was tokenised before",
     "cache_misses": "Prompts that were wholly new",
@@ -78,6 +95,8 @@ class Telemetry(Collector):
         readers: Mapping[str, PromptReader],
         store: Callable[[], Mapping[str, int]],
         knowledge: Callable[[], list[dict[str, Any]]] = lambda: [],
+        standing: Callable[[], Standing | None] = lambda: None,
+        shadows: Callable[[], tuple[Tally, ...]] = lambda: (),
     ) -> None:
         self._fleet = fleet
         self._handler = handler
@@ -85,6 +104,8 @@ class Telemetry(Collector):
         self._readers = readers
         self._store = store
         self._knowledge = knowledge
+        self._standing = standing
+        self._shadows = shadows
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric."""
@@ -93,6 +114,7 @@ class Telemetry(Collector):
         yield from self._of_readers()
         yield from _counters("feeds", self._feeds, "Watching replicas")
         yield from self._of_events()
+        yield from self._of_shadows()
         for name, value in self._store().items():
             kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
             yield kind(f"kvroute_{_prefixed(name)}", f"Shared store: {name.replace('_', ' ')}", value)
@@ -105,10 +127,39 @@ class Telemetry(Collector):
         yield requests
         yield GaugeMetricFamily("kvroute_requests_active", "Requests under way", stats.active)
         yield GaugeMetricFamily("kvroute_requests_held", "Of these, waiting for a replica", stats.held)
+        yield from self._of_holds()
         for name, text in HANDLER_COUNTERS.items():
             yield CounterMetricFamily(f"kvroute_{name}", text, getattr(stats, name))
         yield _histogram("kvroute_ttft_seconds", "Time to the first byte of a stream", stats.ttft)
         yield _histogram("kvroute_request_seconds", "Time to the end of an answer", stats.total)
+
+    def _of_holds(self) -> Iterable[Metric]:
+        holds = self._handler.holds
+        yield GaugeMetricFamily("kvroute_holds_now", "Requests held until memory fits", holds.now)
+        yield CounterMetricFamily("kvroute_holds_begun", "Requests that were held", holds.begun)
+        ended = CounterMetricFamily("kvroute_holds_ended", "Holds by what ended them", labels=["outcome"])
+        for outcome, count in holds.ended.items():
+            ended.add_metric([outcome], count)
+        yield ended
+        yield CounterMetricFamily("kvroute_holds_refused", "Requests for which too much was held", holds.refused)
+        yield GaugeMetricFamily("kvroute_hold_longest_seconds", "The longest hold that has ended", holds.longest_s)
+        yield _histogram("kvroute_hold_seconds", "Time that held requests waited", holds.time)
+        if (standing := self._standing()) is not None:
+            yield GaugeMetricFamily("kvroute_admission_fill", "Share of caches to reserve", standing.fill)
+            yield GaugeMetricFamily("kvroute_admission_lost", "Share of caches lost between turns", standing.lost)
+            for name, (text, read) in LIVE_GAUGES.items():
+                gauge = GaugeMetricFamily(f"kvroute_replica_{name}", text, labels=["replica"])
+                for live in standing.live:
+                    gauge.add_metric([live.replica], read(live))
+                yield gauge
+
+    def _of_shadows(self) -> Iterable[Metric]:
+        tallies = self._shadows()
+        for name, text in SHADOW_COUNTERS.items() if tallies else ():
+            counter = CounterMetricFamily(f"kvroute_shadow_{name}", text, labels=["policy"])
+            for tally in tallies:
+                counter.add_metric([tally.policy], getattr(tally, name))
+            yield counter
 
     def _of_replicas(self) -> Iterable[Metric]:
         states = self._fleet.states()

@@ -18,10 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvroute.proxy import holds, policy
 from kvroute.workers.merge import Page, counts, merge, read_page
 from kvroute.workers.process import WorkerProcess
 
 Reply = tuple[int, str, bytes]  # status, content type, body
+BODY_BYTES_MAX = 64 << 20  # of what is passed on; a worker may take less
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -49,10 +51,11 @@ class Front:
         self._is_stopping = is_stopping
         self._retired: Page = []  # what workers counted that are gone
         self._drained: set[str] = set()  # replicas, for workers that come later
+        self._policy: dict[str, Any] = {}  # likewise: what was ordered about the policy
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application()
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/health", self.health),
@@ -62,6 +65,9 @@ class Front:
                 web.get("/admin/replicas", self.replicas),
                 web.post("/admin/drain", self.to_all),
                 web.post("/admin/undrain", self.to_all),
+                web.post("/admin/policy", self.policy),
+                web.get("/admin/holds", self.merged),
+                web.get("/admin/shadow", self.merged),
                 web.route("*", "/{path:.*}", self.to_one),
             ]
         )
@@ -71,6 +77,12 @@ class Front:
         """Tell a worker that has just come up what is drained."""
         for replica in self._drained:
             await _try(worker, "POST", f"/admin/drain?{urlencode({'replica': replica})}")
+        if self._policy:
+            await _try(worker, "POST", "/admin/policy", msgspec.json.encode(self._policy))
+
+    def forget_policy(self) -> None:
+        """Let the settings say which policy is followed: they were read again."""
+        self._policy = {}
 
     def retire(self, worker: WorkerProcess, last_words: str) -> None:
         """Keep what a worker counted that is gone: as it said at its end, or as it was last seen."""
@@ -125,14 +137,34 @@ class Front:
             self._drained.discard(replica)
         return _response(best)
 
+    async def policy(self, request: web.Request) -> web.Response:
+        """Switch the policy of every worker, those that come later included."""
+        body = await request.read()
+        replies = await self._ask_all(self._serving(), "POST", request.path_qs, body)
+        best = max(replies, key=lambda reply: reply[0], default=_nobody())
+        if best[0] == 200:
+            self._policy |= msgspec.json.decode(body)
+        return _response(best)
+
+    async def merged(self, request: web.Request) -> web.Response:
+        """Put side by side what every worker says of itself."""
+        replies = await self._ask_all(self._serving(), "GET", request.path_qs)
+        reports = [msgspec.json.decode(body) for status, _, body in replies if status == 200]
+        if not reports:
+            return _response(replies[0] if replies else _nobody())
+        merge = holds.merged if request.path == "/admin/holds" else policy.merged
+        return web.json_response(merge(reports))
+
     async def to_one(self, request: web.Request) -> web.Response:
         """Pass a request on to one worker."""
         one = next(iter(self._serving()), None)
-        return _response(await _try(one, request.method, request.path_qs))
+        return _response(await _try(one, request.method, request.path_qs, await request.read()))
 
-    async def _ask_all(self, workers: Iterable[WorkerProcess | None], method: str, target: str) -> list[Reply]:
+    async def _ask_all(
+        self, workers: Iterable[WorkerProcess | None], method: str, target: str, body: bytes = b""
+    ) -> list[Reply]:
         """Return what those said that answered, in order."""
-        replies = await asyncio.gather(*(_try(worker, method, target) for worker in workers))
+        replies = await asyncio.gather(*(_try(worker, method, target, body) for worker in workers))
         return [reply for reply in replies if reply[0] != 502] or replies[:1]
 
 
@@ -159,11 +191,11 @@ async def _read(worker: WorkerProcess) -> None:
         worker.page = read_page(body.decode())
 
 
-async def _try(worker: WorkerProcess | None, method: str, target: str) -> Reply:
+async def _try(worker: WorkerProcess | None, method: str, target: str, body: bytes = b"") -> Reply:
     if worker is None:
         return _nobody()
     try:
-        return await worker.ask(method, target)
+        return await worker.ask(method, target, body)
     except FAILURES as error:
         return _failure(502, f"worker {worker.pid} does not answer: {error!r}")
 

@@ -17,6 +17,12 @@ from prometheus_client.samples import Sample
 GAUGES: dict[str, Callable[[list[float]], float]] = {
     "kvroute_requests_active": sum,
     "kvroute_requests_held": sum,
+    "kvroute_holds_now": sum,
+    "kvroute_admission_fill": fmean,
+    "kvroute_admission_lost": fmean,
+    "kvroute_replica_live_conversations": sum,
+    "kvroute_replica_live_tokens": sum,
+    "kvroute_replica_live_peak_tokens": sum,
     "kvroute_replica_requests_in_flight": sum,
     "kvroute_replica_prefill_tokens_per_second": fmean,
     "kvroute_replica_step_seconds": fmean,

@@ -78,7 +78,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def ask(self, method: str, target: str) -> tuple[int, str, bytes]:
+    async def ask(self, method: str, target: str, body: bytes = b"") -> tuple[int, str, bytes]:
         """Ask its admin listener; return status, content type and body.
 
         Raises:
@@ -90,6 +90,6 @@ class WorkerProcess:
         }
         async with (
             aiohttp.ClientSession("http://worker", **settings) as session,
-            session.request(method, target) as answer,
+            session.request(method, target, data=body or None) as answer,
         ):
             return answer.status, answer.headers.get("Content-Type", "text/plain"), await answer.read()

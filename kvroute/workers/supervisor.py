@@ -227,6 +227,7 @@ class Supervisor:
             log.error("the new settings are not used: %s", error)
             return
         log.info("the settings were read again; %s new workers start", count)
+        self._front.forget_policy()
         self._configs[self._staff.reload(count)] = config
 
     # What they share
