@@ -72,6 +72,18 @@ class Chances(Struct, frozen=True):
     members: Sequence[Member]
     works: Sequence[Work]
     costs_s: Sequence[float]
+    tie_s: float = 0.0  # costs that differ by no more are equal
+
+    def order(self) -> list[int]:
+        """Return the places of members: those of lowest cost by what is in flight, then the others by cost."""
+        members, costs_s = self.members, self.costs_s
+        limit_s = min(costs_s) + self.tie_s
+
+        def rank_of(at: int) -> tuple[float, int, int]:
+            member = members[at]
+            return (0.0 if costs_s[at] <= limit_s else costs_s[at], member.view.sequences, member.last_chosen)
+
+        return sorted(range(len(members)), key=rank_of)
 
 
 class Admission:
@@ -145,7 +157,7 @@ class Admission:
         if home is None and not is_next:
             return Waits(False, "others wait")
         forecast = self._forecast(turn)
-        for at in sorted(range(len(members)), key=chances.costs_s.__getitem__):
+        for at in chances.order():
             member = members[at]
             if member.replica.id != home and not self._has_seat(member, turn.conversation, forecast):
                 continue

@@ -46,6 +46,7 @@ class Offer(Struct, frozen=True):
     obstacle: str | None  # None = it may have it
     in_flight: int  # sequences, all routers'
     is_chosen: bool = False
+    is_tied: bool = False  # it costs no more than the cheapest, as far as costs can tell
 
 
 class Router:
@@ -249,12 +250,14 @@ class Router:
         members = self.fleet.serving(demand.model)
         open_ = [member for member in members if obstacle(member, demand, avoid) is None]
         best = self._best(open_, offers, demand) if open_ else None
+        tied = tied_of(open_, offers.costs(open_), demand) if open_ else []
         rows = [
             Offer(
                 offers.placement(member, self.policy),
                 obstacle(member, demand, avoid),
                 member.view.sequences,
                 member is best,
+                member in tied,
             )
             for member in members
         ]
@@ -365,7 +368,10 @@ class Offers:
 
     def chances(self, members: Sequence[Member]) -> Chances:
         """Return what the request would be on each."""
-        return Chances(members, [self.work(member) for member in members], self.costs(members))
+        costs_s = self.costs(members)
+        return Chances(
+            members, [self.work(member) for member in members], costs_s, tie_s(members, costs_s, self._demand)
+        )
 
     def there(self, member: Member) -> Placement:
         """Return the price of a choice that is not followed."""
@@ -381,11 +387,20 @@ def cheapest(members: Sequence[Member], costs_s: Sequence[float], demand: Demand
     """Return the member of lowest cost; among ties by fewest in flight, then least recently chosen."""
     if len(members) == 1:
         return members[0]
-    low = min(costs_s)
-    token_s = members[costs_s.index(low)].rates.token_s
-    limit = low + TIE_SHARE * compute_tokens(0, demand.prompt_tokens) * token_s
-    tied = [member for member, cost in zip(members, costs_s, strict=True) if cost <= limit]
+    tied = tied_of(members, costs_s, demand)
     return tied[0] if len(tied) == 1 else min(tied, key=lambda member: (member.view.sequences, member.last_chosen))
+
+
+def tie_s(members: Sequence[Member], costs_s: Sequence[float], demand: Demand) -> float:
+    """Return the difference up to which costs are equal."""
+    token_s = members[costs_s.index(min(costs_s))].rates.token_s
+    return TIE_SHARE * compute_tokens(0, demand.prompt_tokens) * token_s
+
+
+def tied_of(members: Sequence[Member], costs_s: Sequence[float], demand: Demand) -> list[Member]:
+    """Return the members whose costs are the lowest one, or no different from it."""
+    limit = min(costs_s) + tie_s(members, costs_s, demand)
+    return [member for member, cost in zip(members, costs_s, strict=True) if cost <= limit]
 
 
 def obstacle(member: Member, demand: Demand, avoid: AbstractSet[ReplicaId]) -> str | None:

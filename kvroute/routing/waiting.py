@@ -23,7 +23,7 @@ TENANTS_MAX = 4096
 class Ticket:
     """A held request."""
 
-    __slots__ = ("hits", "hold", "at_gate", "is_woken", "size_bytes", "turn")
+    __slots__ = ("at_gate", "hits", "hold", "is_woken", "size_bytes", "turn")
 
     def __init__(self, hold: Hold, turn: Turn, size_bytes: int) -> None:
         self.hold = hold

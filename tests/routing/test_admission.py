@@ -54,6 +54,27 @@ def test_nothing_is_held_while_everything_fits():
     assert list(one.released(1.0)) == []
 
 
+def test_paced_traffic_goes_round_here_too():
+    """Where costs are equal and nothing is in flight, the least recently chosen is next."""
+    router, chosen = pool("r0", "r1"), []
+    for root in range(4):
+        lease = booked(router, turn(root, 1_008), float(root))
+        done(lease, root + 0.5, 1_008)
+        chosen.append(lease.replica.id)
+    assert chosen == ["r0", "r1", "r0", "r1"]
+
+
+def test_a_new_conversation_waits_where_its_prefix_lies_and_blocks_nobody():
+    """Its 1,900 cached tokens are on a replica whose only slot is taken: it waits there, and others go elsewhere."""
+    router = router_of(replica("r0", max_num_seqs=1), "r1", admission=AdmissionSettings())
+    first = booked(router, turn(1, 1_008), r0=900)
+    hold = waits(router, turn(2, 2_000), 0.0, r0=1_900)
+    assert booked(router, turn(3, 3_008)).replica.id == "r1"
+    assert router.admit(hold.demand, hits(r0=1_900), 1.0, hold=hold) is hold
+    first.finish(Outcome.DONE, 2.0)
+    assert list(router.released(2.0)) == [hold]
+
+
 def test_without_settings_nothing_is_ever_held():
     """Admission is off unless it is asked for, and for other policies."""
     router = router_of(replica("r0", capacity_tokens=10_000))
