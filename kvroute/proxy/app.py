@@ -118,16 +118,7 @@ class Service:
         if config.tokenizer not in ("auto", "none"):
             find_model(config.tokenizer, None, "", {})  # a directory without a tokenizer stops the start
         store = await self._open_store()
-        feeds = self.feeds = Feeds(
-            fleet=self.fleet,
-            index=store.index,
-            catalogue=catalogue,
-            tokenizer=config.tokenizer,
-            checks_tokenizer=config.tokenizer_check,
-            settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
-            size=self._sizer(),
-            events=self._event_settings(),
-        )
+        feeds = self.feeds = self._make_feeds(store, catalogue)
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
         upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
@@ -191,6 +182,19 @@ class Service:
         self._stack.push_async_callback(store.close)
         log.info("store: %s", store.describe())
         return store
+
+    def _make_feeds(self, store: Store, catalogue: Catalogue) -> Feeds:
+        config = self.config
+        return Feeds(
+            fleet=self.fleet,
+            index=store.index,
+            catalogue=catalogue,
+            tokenizer=config.tokenizer,
+            checks_tokenizer=config.tokenizer_check,
+            settings=msgspec.convert(config.feeds, FeedSettings, from_attributes=True),
+            size=self._sizer(),
+            events=self._event_settings(),
+        )
 
     def _event_settings(self) -> EventSettings:
         events = self.config.events
