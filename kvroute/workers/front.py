@@ -7,6 +7,7 @@ it does not know is passed on to the worker that has served the longest.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -23,6 +24,8 @@ from kvroute.workers.merge import Page, counts, merge, read_page
 from kvroute.workers.process import WorkerProcess
 
 Reply = tuple[int, str, bytes]  # status, content type, body
+log = logging.getLogger("kvroute.workers")
+
 BODY_BYTES_MAX = 64 << 20  # of what is passed on; a worker may take less
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -139,12 +142,20 @@ class Front:
 
     async def policy(self, request: web.Request) -> web.Response:
         """Switch the policy of every worker, those that come later included."""
-        body = await request.read()
-        replies = await self._ask_all(self._serving(), "POST", request.path_qs, body)
+        return _response(await self._order(await request.read()))
+
+    async def follow(self, order: dict[str, Any]) -> None:
+        """Have every worker follow the policy of new settings."""
+        status, _, body = await self._order(msgspec.json.encode(order))
+        if status != 200:
+            log.error("the policy could not be switched: %s", body.decode(errors="replace"))
+
+    async def _order(self, body: bytes) -> Reply:
+        replies = await self._ask_all(self._serving(), "POST", "/admin/policy", body)
         best = max(replies, key=lambda reply: reply[0], default=_nobody())
         if best[0] == 200:
             self._policy |= msgspec.json.decode(body)
-        return _response(best)
+        return best
 
     async def merged(self, request: web.Request) -> web.Response:
         """Put side by side what every worker says of itself."""

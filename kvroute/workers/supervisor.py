@@ -4,7 +4,8 @@ That is the public sockets, the admin listener, the embedded server and the sett
 started and stopped is decided in staff.py; here orders become processes, and what processes do becomes events.
 
 SIGTERM and SIGINT end all of it once requests have ended, a second one at once. SIGHUP reads the settings again: new
-workers start beside the old ones, and the old ones are asked to end when the new ones serve.
+workers start beside the old ones, and the old ones are asked to end when the new ones serve. Where only the policy is
+another one, the workers that are there go on with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -69,6 +71,7 @@ class Supervisor:
         self._trouble = ""  # why the first workers did not come up
         self._stop_signals = 0
         self._wants_reload = False
+        self._errand: asyncio.Task[None] | None = None  # kept, or it might be collected before it is over
         self._front = Front(
             serving=lambda: self._known(self._staff.serving()),
             living=lambda: tuple(self._workers.values()),
@@ -226,6 +229,12 @@ class Supervisor:
         except ConfigError as error:
             log.error("the new settings are not used: %s", error)
             return
+        current, trial = self._staff.current, self._staff.trial
+        if current is not None and trial is None and (order := policy_only(self._configs[current], config)):
+            log.info("the settings were read again; the workers go on with another policy: %s", order)
+            self._configs[current] = config
+            self._errand = asyncio.get_running_loop().create_task(self._front.follow(order), name="switch policy")
+            return
         log.info("the settings were read again; %s new workers start", count)
         self._front.forget_policy()
         self._configs[self._staff.reload(count)] = config
@@ -319,6 +328,13 @@ def check_reload(old: Config, new: Config) -> None:
             raise ConfigError(f"`{name}` cannot change without a restart")
     if not new.replicas:
         raise ConfigError("`replicas`: no replica given")
+
+
+def policy_only(old: Config, new: Config) -> dict[str, Any] | None:
+    """Return what to order where nothing but the policy differs: no process needs to be replaced for that."""
+    order = {name: getattr(new.routing, name) for name in ("policy", "ttft_weight", "shadow")}
+    alike = msgspec.structs.replace(old, routing=msgspec.structs.replace(old.routing, **order))
+    return order if alike == new != old else None
 
 
 async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
