@@ -109,6 +109,20 @@ class _Chat(_Body):
     tools: Raw = Raw(b"null")
 
 
+def _rare(fields: _Chat) -> tuple[Any, ...]:
+    """Return what decides, beside messages and tools, which tokens a chat's engine computes, and how many answers."""
+    return (
+        fields.n, fields.cache_salt, fields.documents, fields.chat_template, fields.chat_template_kwargs,
+        fields.reasoning_effort, fields.add_generation_prompt, fields.continue_final_message,
+        fields.add_special_tokens, fields.echo, fields.top_logprobs, fields.prompt_logprobs,
+        fields.prompt_logprob_token_ids, fields.truncate_prompt_tokens, fields.prompt_embeds, fields.suffix,
+        fields.kv_transfer_params,
+    )  # fmt: skip
+
+
+_NOTHING_RARE = _rare(_Chat())
+
+
 class _Named(Struct):
     """The only field that is read where the prompt is not understood."""
 
@@ -128,6 +142,15 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Inf
         named = _decode(body, _Named)
         return Inference(kind=kind, model=_text(named.model), guessed_tokens=len(body) // BYTES_PER_TOKEN)
     fields: _Body = _decode(body, _Chat, _Body) if kind == "chat" else _decode(body, _Body)
+    if type(fields) is _Chat and fields.messages and _rare(fields) == _NOTHING_RARE:  # most requests end here
+        return Inference(
+            kind=kind,
+            model=_text(fields.model),
+            sources=(WrittenChat(fields.messages, fields.tools, USUAL),),
+            stream=fields.stream is True,
+            stream_options=fields.stream_options,
+            max_tokens=_bound(fields, kind),
+        )
     sources = () if _hides_prompt(fields) else _chat(fields) if kind == "chat" else _prompts(fields)
     return Inference(
         kind=kind,
@@ -194,8 +217,6 @@ def _chat(fields: _Body) -> tuple[PromptSource, ...]:
     )
     if not understood:
         return ()
-    if _is_usual(fields):
-        return (WrittenChat(fields.messages, fields.tools, USUAL),)
     others = ChatPrompt(
         messages=[],
         documents=fields.documents,
@@ -207,19 +228,6 @@ def _chat(fields: _Body) -> tuple[PromptSource, ...]:
         reasoning_effort=fields.reasoning_effort,
     )
     return (WrittenChat(fields.messages, fields.tools, others),)
-
-
-def _is_usual(fields: _Body) -> bool:
-    """Say whether messages and tools are all that decides the prompt."""
-    return (
-        fields.documents is None
-        and fields.chat_template is None
-        and fields.chat_template_kwargs is None
-        and fields.reasoning_effort is None
-        and fields.add_generation_prompt is True
-        and fields.continue_final_message is False
-        and not fields.add_special_tokens
-    )
 
 
 def _prompts(fields: _Body) -> tuple[PromptSource, ...]:

@@ -128,6 +128,14 @@ def adapter_s(view: View, work: Work, rates: Rates) -> float:
     return rates.adapter_s if work.loads_adapter else 0.0
 
 
+def first_token_s(view: View, work: Work, rates: Rates) -> float:
+    """Time until the first token of the answer."""
+    time_s = wait_s(view, work, rates) + prefill_s(view, work, rates)
+    if work.copy_tokens or work.loads_adapter:
+        time_s += copy_s(view, work, rates) + adapter_s(view, work, rates)
+    return time_s
+
+
 def stall_s(view: View, work: Work, rates: Rates) -> float:
     """Time that this request takes from the sequences which run there, summed over them.
 
@@ -217,9 +225,8 @@ class Slo(Struct, frozen=True):
 
     def is_met(self, view: View, work: Work, rates: Rates) -> bool:
         """Return whether a request would get it there, and those that run there would keep it."""
-        ttft_s = wait_s(view, work, rates) + copy_s(view, work, rates) + prefill_s(view, work, rates)
         tokens = view.kv_tokens + work.hit_tokens + work.miss_tokens
         return (
-            ttft_s + adapter_s(view, work, rates) <= self.ttft_s
+            first_token_s(view, work, rates) <= self.ttft_s
             and rates.step_at(view.sequences + work.sequences, tokens) <= self.step_s
         )

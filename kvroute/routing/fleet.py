@@ -155,7 +155,7 @@ class Fleet:
             outputs=self.outputs,
         )  # fmt: skip
         if not demand.streamed:
-            due = now + PRESUME_AFTER * (placement.first_token_s)
+            due = now + PRESUME_AFTER * placement.first_token_s
             heappush(self._unseen, (due, self._placed, lease))
         return lease
 

@@ -15,10 +15,11 @@ from enum import Enum
 
 from msgspec import Struct
 
-from kvroute.routing.cost import TERMS, Price, Work, work_of
+from kvroute.routing.cost import TERMS, View, Work, first_token_s, price, work_of
 from kvroute.routing.demand import Demand, Outcome, Usage
 from kvroute.routing.member import Booking, Member
 from kvroute.routing.outputs import OutputEstimates
+from kvroute.routing.rates import Rates
 from kvroute.routing.replica import Replica, ReplicaId
 from kvroute.routing.turn import Turn
 
@@ -26,24 +27,27 @@ QUIET_SHARE = 0.25  # prefill ahead of a request, as a share of its own, up to w
 
 
 class Placement(Struct, frozen=True):
-    """The decision and its reasons."""
+    """The decision, and what it was made from: the reasons are worked out when somebody asks for them."""
 
     replica: ReplicaId
     hit_tokens: int  # of the prompt, expected to be in the replica's cache
     miss_tokens: int  # of the prompt, expected to be computed
-    seconds: Price  # the cost's terms
     policy: str
-    cost_s: float  # sum of the terms
+    cost_s: float
+    view: View  # the replica as it was
+    work: Work
+    rates: Rates
+    ttft_weight: float
 
     @property
     def terms(self) -> dict[str, float]:
-        """The seconds by their terms' names."""
-        return dict(zip(TERMS, self.seconds, strict=True))
+        """The cost's terms in seconds, by their names. Their sum is the cost."""
+        return dict(zip(TERMS, price(self.view, self.work, self.rates, self.ttft_weight), strict=True))
 
     @property
     def first_token_s(self) -> float:
-        """What of the cost is before the first token, apart from what it does to others."""
-        return sum(self.seconds[:4])
+        """How long the first token will take."""
+        return first_token_s(self.view, self.work, self.rates)
 
 
 class State(Enum):

@@ -19,7 +19,7 @@ from msgspec import Struct
 from kvroute.errors import ConfigError, KvrouteError, NoReplica
 from kvroute.routing.admission import Admission, AdmissionSettings, Chances, Waits
 from kvroute.routing.baselines import BASELINES
-from kvroute.routing.cost import Price, Slo, Work, compute_tokens, price, total_s, work_of
+from kvroute.routing.cost import Slo, Work, compute_tokens, total_s, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.hold import Hold
@@ -357,10 +357,6 @@ class Offers:
         """Return whether the request would get what it should there."""
         return slo.is_met(member.view, self.work(member), member.rates)
 
-    def price(self, member: Member) -> Price:
-        """Return what the request costs there."""
-        return price(member.view, self.work(member), member.rates, self._ttft_weight)
-
     def costs(self, members: Sequence[Member]) -> list[float]:
         """Return the seconds that the request costs on each."""
         weight, work = self._ttft_weight, self.work
@@ -379,8 +375,11 @@ class Offers:
 
     def placement(self, member: Member, policy: str) -> Placement:
         """Return the price with its reasons."""
-        work, seconds = self.work(member), self.price(member)
-        return Placement(member.replica.id, work.hit_tokens, work.miss_tokens, seconds, policy, sum(seconds))
+        view, work, rates, weight = member.view, self.work(member), member.rates, self._ttft_weight
+        cost_s = total_s(view, work, rates, weight)
+        return Placement(
+            member.replica.id, work.hit_tokens, work.miss_tokens, policy, cost_s, view, work, rates, weight
+        )
 
 
 def cheapest(members: Sequence[Member], costs_s: Sequence[float], demand: Demand) -> Member:
