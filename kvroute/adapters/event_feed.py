@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 class Stream(Protocol):
     """What a feed needs of `vllm_events.EventStream`."""
 
+    replay_endpoint: str | None
+
     @property
     def position(self) -> Position | None: ...
 
@@ -166,10 +168,16 @@ class EventFeed:
         return min(1.0, self.table.suspects / max(1, len(self.table)))
 
     def rebuild(self) -> None:
-        """Begin the table anew with what the engine still tells: what it delivered was not what the table said."""
-        if self._stream is not None:
+        """Doubt the table: what the engine delivered was not what it said. Begin anew with what the engine still tells;
+        where it tells nothing again, everything is suspect."""
+        if self._stream is None:
+            return
+        if self._stream.replay_endpoint is None:
+            self.table.suspect()
+        else:
             self.table.clear()
             self._stream.rewind(None)
+        self.changed()
 
     def describe(self) -> dict[str, Any]:
         """Return counts for an operator."""

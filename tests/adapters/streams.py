@@ -15,6 +15,7 @@ class SpokenStream:
     def __init__(self, engine: Engine, sink: EventSink, position: Position | None) -> None:
         self.engine, self.sink, self.position = engine, sink, position
         self.is_settled = True
+        self.replay_endpoint: str | None = "spoken"
 
     async def start(self) -> None:
         """Replay what the engine keeps, from the position on, and hear what comes."""

@@ -6,7 +6,7 @@ import pytest
 
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 from tests.adapters.streams import Engine
-from tests.kv.encoded import removed, stored
+from tests.kv.encoded import encoded, removed, stored
 
 
 def chain(*ids: int) -> PrefixChain:
@@ -61,6 +61,22 @@ async def test_a_broken_batch_is_a_lost_one():
     engine.say(removed(2))
     feed.delivered(chain(5, 6), 1)
     assert (feed.table.held(chain(5, 6)), feed.table.suspects, len(told)) == (1, 0, 4)
+
+
+async def test_a_table_that_was_wrong_is_rebuilt():
+    """What the engine still tells is heard again; where it cannot be asked, what is known becomes suspect."""
+    engine = Engine()
+    feed = engine.feed()
+    await feed.own()
+    engine.say(stored([1, 2], None, [5, 6], 1))
+    feed.take()
+    engine.batches[0] = encoded([stored([1], None, [5], 1)])
+    feed.rebuild()
+    assert (feed.table.held(chain(5, 6)), feed.table.suspects) == (1, 0)
+    assert [(len(change.gone), len(change.added)) for change in feed.take()] == [(8, 8)]
+    engine.listeners[0].replay_endpoint = None
+    feed.rebuild()
+    assert (feed.table.held(chain(5, 6)), feed.table.suspects) == (1, 1)
 
 
 async def test_a_new_life_is_empty():
