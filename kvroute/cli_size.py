@@ -85,7 +85,7 @@ def _check_log(name: str | None, flags: dict[str, Any]) -> None:
     from kvroute.sizing.verdict import judge
 
     log = read_log(read_log_text(flags["log"]))
-    model = read_model(_needed(name or log.served))
+    model = read_model(_needed(name or log.served))  # the log names what the engine was told to load
     chosen = flags["gpus"] != GPU_DEFAULT or flags["gpu_memory"] is not None or flags["hardware"] is not None
     verdict = judge(log, model, _hardware(flags)[0] if chosen else None)
     if flags["as_json"]:
@@ -129,7 +129,7 @@ def _list() -> None:
 
 
 def _needed(name: str | None) -> str:
-    if name is None:
+    if not name or not name.strip():
         raise ConfigError(
             "MODEL is missing: a folder, a config.json, a replica's URL or a preset (kvroute size --list)"
         )
@@ -145,6 +145,8 @@ def _hardware(flags: dict[str, Any]) -> list[Any]:
     if flags["gpu_memory"] is not None:
         own = {"memory_gb": "gpu_memory", "bandwidth_gb_s": "gpu_bandwidth", "tflops": "gpu_tflops"}
         return [hardware_of({field: flags[flag] for field, flag in own.items() if flags[flag] is not None})]
+    if flags["gpu_bandwidth"] is not None or flags["gpu_tflops"] is not None:
+        raise ConfigError("--gpu-bandwidth and --gpu-tflops describe a GPU of your own: give its --gpu-memory too")
     return [gpu(name.strip()) for name in _parts("--gpu", flags["gpus"])]
 
 

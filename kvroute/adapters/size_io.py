@@ -6,7 +6,9 @@ Heavy imports (YAML, HTTP, the metrics parser) happen where they are needed, so 
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -36,7 +38,7 @@ def read_model(name: str) -> Model:
     try:
         if path.is_dir():
             return _with_files_size(read_config(path / "config.json"), path)
-        if path.is_file():
+        if name and path.exists():
             return read_config(path)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}") from None
@@ -46,7 +48,7 @@ def read_model(name: str) -> Model:
 
 
 def read_config(path: Path) -> Model:
-    """Read one config.json; the model is named after its folder."""
+    """Read one config.json, a pipe that delivers one included; the model is named after its folder."""
     data = read_bounded(path, CONFIG_BYTES_LIMIT)
     return model_from_json(data, path.parent.name if path.name == "config.json" and path.parent.name else path.name)
 
@@ -58,13 +60,32 @@ def read_bounded(path: Path, limit: int) -> bytes:
         ConfigError: it is larger, or cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        data = _read_pipe(path, limit) if path.is_fifo() else _read_file(path, limit)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     if len(data) > limit:
         raise ConfigError(f"{path}: larger than {limit:,} bytes, which is too large for this kind of file")
     return data
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit + 1)
+
+
+def _read_pipe(path: Path, limit: int) -> bytes:
+    """Read until the writer ends. One that is never there, or stops writing, is not waited for without end."""
+    parts, size = [], 0
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        while size <= limit:
+            if not select.select([file], [], [], TIMEOUT_S)[0]:
+                raise ConfigError(f"{path}: nothing came out of this pipe for {TIMEOUT_S:.0f} s")
+            part = file.read(min(1 << 16, limit + 1 - size))
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+    return b"".join(parts)
 
 
 def read_log_text(path: Path) -> str:
@@ -150,6 +171,8 @@ def _fetch(url: str) -> bytes:
     from http.client import HTTPException
     from urllib.request import urlopen
 
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url}: must begin with http:// or https://")
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:
             data: bytes = answer.read(PAGE_BYTES_LIMIT + 1)

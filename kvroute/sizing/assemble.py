@@ -23,7 +23,7 @@ from kvroute.sizing.capacity import (
 from kvroute.sizing.explain import explain
 from kvroute.sizing.hardware import Hardware
 from kvroute.sizing.model import Model
-from kvroute.sizing.planner import NoPlanError, Settings, longest_start, plan
+from kvroute.sizing.planner import NoPlanError, Settings, check, longest_start, plan
 from kvroute.sizing.report import LENGTHS, Decode, Fit, Length, Machine, Planned, Prefill, Report, Wishes
 from kvroute.sizing.speed import computes_in_8_bits, copy_pays_from_tokens, copy_s, decode_step_s, prefill_s, tiers
 
@@ -38,6 +38,8 @@ def report_of(model: Model, hardware: Sequence[Hardware], wishes: Wishes) -> Rep
         ConfigError: a wish is out of range, or the model lacks what it needs.
     """
     _check(wishes)
+    if wishes.parallel.pp > len(model.layers):
+        raise ConfigError(f"--pp: {wishes.parallel.pp} stages are more than the model's {len(model.layers)} layers")
     size = cache_bytes(wishes.cache_dtype, model)
     if wishes.weights_bytes is not None and model.weights is not None:
         model = _with_weights(model, wishes.weights_bytes)
@@ -88,10 +90,9 @@ def _check(wishes: Wishes) -> None:
                 raise ConfigError(f"--{name}: {value} is out of range; from {least} to {TOKENS_LIMIT:,}")
     if not 0 < wishes.utilisation <= 1:
         raise ConfigError(f"--utilisation: {wishes.utilisation} must be above 0 and at most 1, such as 0.92")
-    if not 1 <= wishes.parallel.gpus <= GPUS_LIMIT:
-        raise ConfigError(
-            f"--tp, --pp, --dp: their product must be from 1 to {GPUS_LIMIT:,}, not {wishes.parallel.gpus}"
-        )
+    spread = wishes.parallel
+    if min(spread.tp, spread.pp, spread.dp) < 1 or spread.gpus > GPUS_LIMIT:
+        raise ConfigError(f"--tp, --pp, --dp: their product must be from 1 to {GPUS_LIMIT:,}, and each 1 or more")
     if (wishes.weights_bytes or 0) < 0 or wishes.working_bytes < 0:
         raise ConfigError("--weights, --working: memory cannot be negative")
 
@@ -122,9 +123,11 @@ def _machine(model: Model, hardware: Hardware, wishes: Wishes, lengths: tuple[in
         utilisation=wishes.utilisation,
         working_bytes=wishes.working_bytes,
     )
+    settings = _settings(model, wishes, lengths, size)
+    check(settings)
     no_plan: tuple[str, ...] = ()
     try:
-        planned = _planned(model, _settings(model, wishes, lengths, size), budget.per_gpu_bytes)
+        planned = _planned(model, settings, budget.per_gpu_bytes)
     except NoPlanError as error:
         planned, no_plan = None, (f"no plan: {error.message}",)
     fits = tuple(_fit(budget, model, tokens, size) for tokens in lengths)
@@ -232,6 +235,11 @@ def _warnings(model: Model, budget: Budget, fits: tuple[Fit, ...], planned: Plan
         warnings.append(f"loads, but cannot serve one conversation of {min(none):,} tokens or more")
     if planned is not None and not planned.starts:
         warnings.append(f"vLLM refuses to start with --max-model-len {planned.max_model_len:,}")
+    if planned is not None and model.context_tokens and planned.max_model_len > model.context_tokens:
+        warnings.append(
+            f"--max-model-len {planned.max_model_len:,} is more than the model's context of {model.context_tokens:,}: "
+            "vLLM refuses it without rope scaling"
+        )
     if model.query_heads % budget.parallel.tp:
         warnings.append(
             f"--tp {budget.parallel.tp} does not divide the {model.query_heads} query heads: vLLM refuses it"

@@ -7,6 +7,7 @@ error that names the field. Only the language model is described: encoders of im
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,16 +62,24 @@ def model_from_json(data: bytes, name: str) -> Model:
         raise ConfigError(
             f"{name}: {len(data):,} bytes are too many for a config.json (at most {CONFIG_BYTES_LIMIT:,})"
         )
-    try:
-        parsed = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{name}: not JSON: {error}") from None
+    parsed = _parsed(data, name)
     if not isinstance(parsed, dict):
         raise ConfigError(f"{name}: a config.json holds an object, this holds {shown(parsed)}")
     try:
         return model_of(parsed, name)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}") from None
+
+
+def _parsed(data: bytes, name: str) -> Any:
+    """Parse JSON; then once more as Python reads it, for files with NaN, Infinity or a byte-order mark."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as strict:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{name}: not JSON: {strict}") from None
 
 
 def model_of(config: Mapping[str, Any], name: str = "model") -> Model:

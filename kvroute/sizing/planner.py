@@ -103,7 +103,7 @@ def plan(model: Model, available_bytes: int | Sequence[int], settings: Settings)
     Raises:
         ConfigError: a setting is out of range, or vLLM itself could not plan this combination.
     """
-    _check(settings)
+    check(settings)
     specs = _specs(model, settings)
     groups = _groups(specs, settings)
     parts = stages(len(model.layers), settings.parallel.pp)
@@ -133,7 +133,12 @@ def longest_start(model: Model, available_bytes: int, settings: Settings) -> int
     return low
 
 
-def _check(settings: Settings) -> None:
+def check(settings: Settings) -> None:
+    """Refuse settings that no engine could have.
+
+    Raises:
+        ConfigError: a setting is out of range; the message names it.
+    """
     parallel = settings.parallel
     for name, value in (
         ("max_model_len", settings.max_model_len),

@@ -1,16 +1,18 @@
 """Input of `kvroute size`: files, folders, presets and running replicas."""
 
+import contextlib
 import http.server
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from kvroute.adapters import size_io
-from kvroute.adapters.size_io import read_hardware, read_log_text, read_model, read_usage
+from kvroute.adapters.size_io import read_bounded, read_hardware, read_log_text, read_model, read_usage
 from kvroute.errors import ConfigError
-from kvroute.sizing.presets import PRESETS
+from kvroute.sizing.presets import PRESETS, preset
 
 METRICS = Path(__file__).parents[1] / "data" / "metrics" / "vllm-0.32-fresh.txt"
 CONFIG = json.dumps(PRESETS["llama-3-8b"].config)
@@ -157,3 +159,55 @@ def test_hardware_files(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match=complaint):
             read_hardware(path)
+
+
+def written_later(path, data):
+    """Write into a pipe from another thread, as another process would, until nobody reads any more."""
+
+    def write():
+        with contextlib.suppress(BrokenPipeError):
+            path.write_bytes(data)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    return writer
+
+
+def test_a_pipe_delivers_a_configuration(tmp_path):
+    """A configuration may come out of a pipe, as from a shell's process substitution."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = written_later(pipe, json.dumps(PRESETS["llama-3-8b"].config).encode())
+    assert read_model(str(pipe)).layers == preset("llama-3-8b").layers
+    writer.join()
+
+
+def test_a_pipe_is_bounded(tmp_path, monkeypatch):
+    """Neither a pipe that delivers too much nor one that delivers nothing is read without end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = written_later(pipe, b" " * 70_000)
+    with pytest.raises(ConfigError, match="too large"):
+        read_bounded(pipe, 65_536)
+    writer.join()
+    monkeypatch.setattr(size_io, "TIMEOUT_S", 0.05)
+    silent = os.open(pipe, os.O_RDWR)
+    try:
+        with pytest.raises(ConfigError, match="nothing came out of this pipe"):
+            read_bounded(pipe, 65_536)
+    finally:
+        os.close(silent)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null"])
+def test_devices_end_in_one_line(name):
+    """An endless and an empty device are read to the limit or to their end, and refused."""
+    with pytest.raises(ConfigError):
+        read_model(name)
+
+
+@pytest.mark.parametrize("url", ["file:///etc", "ftp://host", "host:8000"])
+def test_only_http_is_fetched(url):
+    """A URL of another kind is refused before anything is opened."""
+    with pytest.raises(ConfigError, match="must begin with http"):
+        read_usage(url)

@@ -144,3 +144,9 @@ def test_every_model_on_every_gpu(name, one, tp, lengths, dtype):
     """A report is made for any combination, and survives JSON."""
     made = report(name, (one,), lengths=lengths, parallel=Parallel(tp=tp), cache_dtype=dtype)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Report) == made
+
+
+def test_a_length_past_the_models_context_is_warned_of():
+    """vLLM refuses --max-model-len beyond the context that the model was made for, whatever memory there is."""
+    found = report("llama-3.1-8b", ("h200",), max_model_len=200_000)
+    assert any("more than the model's context of 131,072" in warning for warning in found.machines[0].warnings)

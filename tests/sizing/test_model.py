@@ -1,5 +1,7 @@
 """Reading published configurations: every spelling in use, and one clear line for every fault."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,6 +139,15 @@ def test_what_is_no_configuration(data):
         model_from_json(data, "config.json")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("config.json: ")
+
+
+@pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf"])
+def test_json_as_python_writes_it(head):
+    """Published hybrids hold Infinity, and some editors leave a byte-order mark: neither decides about the cache."""
+    data = head + json.dumps({**BASE, "time_step_limit": [0.0, float("inf")]}).encode()
+    assert model_from_json(data, "config.json").layers == model_of(BASE).layers
+    with pytest.raises(ConfigError, match="num_hidden_layers must be a whole number, not nan"):
+        model_from_json(json.dumps({**BASE, "num_hidden_layers": float("nan")}).encode(), "config.json")
 
 
 def test_a_huge_file_is_refused_unread():
