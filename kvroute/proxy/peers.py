@@ -97,4 +97,4 @@ def locked(file: int) -> Iterator[None]:
 def fewest(counts: memoryview[int], own: int, others: Mapping[int, object]) -> int | None:
     """Return who has fewest connections, None where that is nobody else."""
     heir = min(others, key=counts.__getitem__, default=own)
-    return heir if counts[heir] < counts[own] else None
+    return heir if counts[heir] < min(counts[own], ABSENT) else None

@@ -197,6 +197,8 @@ class Supervisor:
 
     async def _dismiss(self) -> None:
         """Ask all workers to end and wait until they have."""
+        for slot in self._sockets:
+            self._shares.leave(slot)  # before anybody goes: nobody would take what he is given then
         self._close_sockets()  # while one is open here, connections would wait in it for nobody
         self._staff.dismiss()
         for id in self._staff.step(asyncio.get_running_loop().time()).stop:

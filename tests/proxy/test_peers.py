@@ -24,6 +24,7 @@ from kvroute.proxy.peers import ABSENT, Peers, fewest
         ([1, 5, 9], None),
         ([1, ABSENT, 1], None),
         ([1, ABSENT, 0], 2),
+        ([ABSENT + 3, ABSENT, ABSENT + 1], None),  # all are about to go
     ],
 )
 def test_whoever_has_fewest_is_the_heir(counts, heir):

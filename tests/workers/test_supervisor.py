@@ -158,10 +158,10 @@ def test_a_killed_supervisor_takes_everything_along(replica, tmp_path):
     """Workers, embedded server, sockets and directories are gone soon after the supervisor was."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    router = two_workers(replica, tmp_path / "router.log", env={"TMPDIR": str(scratch)}).start()
-    family = descendants(router.pid)
-    assert len(family) >= 3
-    router.kill()
+    with two_workers(replica, tmp_path / "router.log", env={"TMPDIR": str(scratch)}) as router:
+        family = descendants(router.pid)
+        assert len(family) >= 3
+        router.kill()
     assert until(lambda: alive(family), lambda left: not left, PATIENCE_S) == set()
     assert until(lambda: list(scratch.iterdir()), lambda left: not left, PATIENCE_S) == []
 
@@ -200,10 +200,10 @@ def test_sigterm_lets_answers_end_and_leaves_nothing(replica, tmp_path):
             await ended(tasks)
         assert [seen.error for seen in everyone if not seen.is_done] == []
 
-    router = two_workers(replica, tmp_path / "router.log", env={"TMPDIR": str(scratch)}).start()
-    family = descendants(router.pid)
-    asyncio.run(stop_it(router))
-    assert router.process.wait(PATIENCE_S) == 0
+    with two_workers(replica, tmp_path / "router.log", env={"TMPDIR": str(scratch)}) as router:
+        family = descendants(router.pid)
+        asyncio.run(stop_it(router))
+        assert router.process.wait(PATIENCE_S) == 0
     assert alive(family) == set()
     assert list(scratch.iterdir()) == []
     assert "replaced" not in router.text
