@@ -347,7 +347,9 @@ def _section(dotted: str) -> type[Struct] | None:
 
 def _choices(dotted: str) -> str:
     parent, _, name = dotted.rpartition(".")
-    kind = _field(_section(parent or "top level"), name)
+    kind = _field(_section(parent or "top level"), name.partition("[")[0])
+    while get_origin(kind) in (Annotated, tuple):
+        kind = get_args(kind)[0]
     return ", ".join(map(str, get_args(kind)))
 
 

@@ -1,5 +1,6 @@
 """The command line: help, refusals in one line, and settings as they would be used."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvroute.cli import main
+from tests.admin import fetch
 from tests.processes import Router, descendants
 
 
@@ -61,9 +63,18 @@ def test_help_is_quick():
 
 
 def test_a_single_process_survives_a_hang_up(tmp_path):
-    """SIGHUP, which makes several workers read their settings again, says of a single one that it does not."""
-    with Router("--index", "memory", "http://127.0.0.1:9", log=tmp_path / "router.log", workers=None) as router:
+    """At SIGHUP a single process takes on the policy of its settings, and says what needs a restart."""
+    file = tmp_path / "kvroute.yaml"
+    settings = "store: {kind: memory}\nreplicas: [{url: http://127.0.0.1:9}]\n"
+    file.write_text(settings)
+    with Router("-c", str(file), log=tmp_path / "router.log", workers=None) as router:
+        file.write_text(settings + "routing: {policy: lmetric, ttft_weight: 0.5, shadow: [kvroute]}\ntokenizer: none\n")
         router.signal(signal.SIGHUP)
-        router.said("a single process keeps its settings")
+        assert "tokenizer" in router.said("a restart would change: (.*)")[1]
+        state = json.loads(fetch(f"{router.admin}/admin/policy"))
+        assert (state["policy"], state["ttft_weight"], state["shadow"]) == ("lmetric", 0.5, ["kvroute"])
+        file.write_text("routing: {policy: best}")
+        router.signal(signal.SIGHUP)
+        assert "routing.policy" in router.said("the new settings are not used: (.*)")[1]
         assert descendants(router.pid) == set()
         assert router.stop() == 0

@@ -51,17 +51,19 @@ class Pool:
             assert answer.status == 200, await answer.text()
             return await answer.json()
 
-    async def admin(self, path: str, method: str = "GET") -> tuple[int, Any]:
+    async def admin(self, path: str, method: str = "GET", **more: Any) -> tuple[int, Any]:
         """Ask the admin listener; return status and JSON, or text where it is none."""
-        async with self.http.request(method, self.service.admin_url + path) as answer:
+        async with self.http.request(method, self.service.admin_url + path, **more) as answer:
             is_json = answer.content_type == "application/json"
             return answer.status, await (answer.json() if is_json else answer.text())
 
 
 @asynccontextmanager
-async def running_pool(count: int = 2, **overrides: Any) -> AsyncIterator[Pool]:
+async def running_pool(
+    count: int = 2, *, speed: float = 100.0, kv_tokens: int = 8192, **overrides: Any
+) -> AsyncIterator[Pool]:
     """Start replicas and a router before them, and stop all at the end."""
-    replicas = [await serve_replica(build_replica(speed=100.0, kv_tokens=8192)) for _ in range(count)]
+    replicas = [await serve_replica(build_replica(speed=speed, kv_tokens=kv_tokens)) for _ in range(count)]
     service = Service(settings([url for _, url in replicas], **overrides))
     try:
         await service.start()

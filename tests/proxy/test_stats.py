@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvroute.proxy.stats import BOUNDS_S, HandlerStats, Histogram
+from kvroute.proxy.stats import BOUNDS_S, HandlerStats, Histogram, HoldStats
 
 
 def test_histogram():
@@ -22,3 +22,14 @@ def test_requests_are_counted_by_outcome_and_status():
     for outcome, status in (("done", 200), ("done", 200), ("failed", 502)):
         stats.count(outcome, status)
     assert stats.requests == {("done", 200): 2, ("failed", 502): 1}
+
+
+def test_holds_are_counted_by_what_ended_them():
+    """Each hold counts once, the longest is kept, and none is left."""
+    holds = HoldStats()
+    for outcome, duration_s in (("placed", 2.0), ("expired", 5.0), ("placed", 1.0)):
+        holds.begin()
+        holds.end(outcome, duration_s)
+    holds.begin()
+    assert (holds.now, holds.begun, holds.longest_s, holds.time.sum_s) == (1, 4, 5.0, 8.0)
+    assert holds.ended == {"placed": 2, "expired": 1, "failed": 0, "left": 0}

@@ -52,3 +52,26 @@ def test_wrong_keys(headers: list[tuple[bytes, bytes]]):
 def test_header(value: bytes, tenant: str):
     """A configured header names the tenant, where it is fit to be a label."""
     assert Tenants(header="X-Team").tenant([(b"x-team", value)]) == tenant
+
+
+CLASSES = {"gold": 10, "batch": -10}
+
+
+@pytest.mark.parametrize(
+    ("tenants", "tenant", "named", "priority"),
+    [
+        (Tenants(), "a", b"gold", 0),
+        (Tenants(classes=CLASSES, class_of={"a": "gold"}), "a", b"batch", 10),  # no header is configured
+        (Tenants(classes=CLASSES, class_of={"a": "gold"}), "b", None, 0),
+        (Tenants(classes=CLASSES, class_header="X-Class"), "a", b" gold ", 10),
+        (Tenants(classes=CLASSES, class_header="X-Class"), "a", b"silver", 0),
+        (Tenants({"a": "k"}, classes=CLASSES, class_header="X-Class"), "a", b"gold", 0),
+        (Tenants({"a": "k"}, classes=CLASSES, class_header="X-Class"), "a", b"batch", -10),
+        (Tenants({"a": "k"}, classes=CLASSES, class_of={"a": "gold"}, class_header="X-Class"), "a", b"batch", -10),
+        (Tenants({"a": "k"}, classes=CLASSES, class_of={"a": "gold"}, class_header="X-Class"), "a", None, 10),
+    ],
+)
+def test_priority(tenants: Tenants, tenant: str, named: bytes | None, priority: int):
+    """A tenant's class gives its requests their priority; the header names another one, with keys only a lower one."""
+    headers = [] if named is None else [(b"x-class", named)]
+    assert tenants.priority(tenant, headers) == priority

@@ -79,3 +79,13 @@ def test_promises_of_all_workers_are_added():
     ]
     add_promises(rows, others)
     assert rows == [{"id": "r0", "promised_here": {"requests": 3, "kv_tokens": 15}}]
+
+
+async def test_nothing_is_ordered_where_nobody_follows():
+    """Without workers an order for the policy fails, and none that comes later is told of it."""
+    async with front([]) as (made, client):
+        assert (await client.post("/admin/policy", json={"policy": "random"})).status == 503
+        for path in ("/admin/holds", "/admin/shadow"):
+            assert (await client.get(path)).status == 503, path
+        await made.follow({"policy": "random"})  # says so in the log
+        await made.welcome(await silent_worker())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +267,36 @@ def test_settings_that_cannot_work_change_nothing(replica, tmp_path, change, wor
         assert words in line[1]
         assert until(lambda: workers(router), lambda now: now == before, PATIENCE_S) == before
         asyncio.run(answered(router, 10))
+
+
+@pytest.mark.slow
+def test_every_worker_follows_another_policy(replica, tmp_path):
+    """An order on the admin listener, and settings that differ in nothing else, reach all workers and replace none."""
+    file = settings_file(tmp_path, replica)
+
+    def followed(router: Router) -> dict[str, float]:
+        rows = json.loads(fetch(f"{router.admin}/admin/shadow"))["shadows"]
+        return {row["policy"]: row["placements"] for row in rows}
+
+    with Router("-c", str(file), log=tmp_path / "router.log", workers=2) as router:
+        before = workers(router)
+        order = json.dumps({"policy": "least-request", "shadow": ["kvroute"]}).encode()
+        with urllib.request.urlopen(f"{router.admin}/admin/policy", data=order, timeout=10) as answer:
+            assert json.load(answer)["policy"] == "least-request"
+        asyncio.run(answered(router, 20))
+        assert followed(router) == {"kvroute": 20}
+        settings_file(tmp_path, replica, routing={"policy": "lmetric", "shadow": ["random", "kvroute"]})
+        router.signal(signal.SIGHUP)
+        router.said("go on with another policy", PATIENCE_S)
+        assert until(lambda: followed(router), lambda rows: "random" in rows, PATIENCE_S) == {"random": 0, "kvroute": 0}
+        asyncio.run(answered(router, 20))
+        assert followed(router) == {"random": 20, "kvroute": 20}
+        assert workers(router) == before
+        assert json.loads(fetch(f"{router.admin}/admin/policy"))["policy"] == "lmetric"
+        assert json.loads(fetch(f"{router.admin}/admin/holds"))["is_on"] is False
+        data = json.dumps({"prompt": "x " * 400_000}).encode()  # more than aiohttp takes unasked
+        with urllib.request.urlopen(f"{router.admin}/admin/explain", data=data, timeout=30) as answer:
+            assert json.load(answer)["policy"] == "lmetric"
 
 
 @pytest.mark.slow
