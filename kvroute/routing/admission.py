@@ -262,9 +262,11 @@ class Admission:
                 yield first
                 last = first
 
-    def _over(self, turn: Turn, usage: Usage | None) -> None:
+    def _over(self, turn: Turn, usage: Usage | None, now_s: float | None) -> None:
         """Take in that a turn is over."""
-        conversation, now_s = turn.conversation, self._now_s
+        if now_s is not None:
+            self.advance(now_s)
+        conversation = turn.conversation
         self._served.leave(conversation.tenant)
         conversation.is_under_way = False
         conversation.is_repeated = usage is None
@@ -274,10 +276,12 @@ class Admission:
             self._served.serve(conversation.tenant, usage.prompt_tokens - cached + usage.completion_tokens, cached)
             habits.learn_answer(usage.completion_tokens)
             conversation.tokens += usage.completion_tokens if turn.demand.sequences == 1 else 0
-            conversation.last_end_s = now_s
-        self._set.pause(conversation, habits.forecast(conversation, 0.0), now_s + self.memory_s(conversation.model))
+            conversation.last_end_s = self._now_s
+        self._set.pause(
+            conversation, habits.forecast(conversation, 0.0), self._now_s + self.memory_s(conversation.model)
+        )
         over_s = max(OVER_MIN_S, 2 * habits.pause_quantile_s(OVER_SHARE))
-        self._silent[conversation.number] = (conversation, now_s + over_s)
+        self._silent[conversation.number] = (conversation, self._now_s + over_s)
 
     def foresee(
         self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, chances: Chances
@@ -286,7 +290,7 @@ class Admission:
         conversation = self._conversations.foresee(demand, max(hits.values(), default=0), self._now_s)
         number = conversation.number if conversation.number in self._conversations else None
         conversation.is_under_way = True
-        turn = Turn(demand, conversation, output_tokens * demand.sequences, lambda turn, usage: None)
+        turn = Turn(demand, conversation, output_tokens * demand.sequences, lambda turn, usage, now: None)
         is_next = self.is_next(turn)
         found = self.choose(turn, chances, is_next=is_next)
         rooms = tuple(map(self._room, repeat(turn), chances.members, chances.works))

@@ -90,6 +90,11 @@ def cache_threshold(known: Sequence[Known], case: Case) -> Known:
     return best
 
 
+def longest_match(known: Sequence[Known], case: Case) -> Known:
+    """The longest match, whatever waits there; among equals the fewest in flight."""
+    return min(known, key=lambda each: (-each.hit_tokens, each.in_flight, each.member.last_chosen))
+
+
 def linear(known: Sequence[Known], case: Case) -> Known:
     """The fewest blocks to prefill and to decode: pending + prompt - overlap, + active.
 
@@ -194,5 +199,6 @@ CACHED: dict[str, MakePolicy] = {
     "linear": informed(linear, life_s=DYNAMO_LIFE_DEFAULT_S),
     "blend": make_blend,
     "sticky": informed(sticky, LLMD_BLOCKS_DEFAULT * LLMD_BLOCK_TOKENS),
+    "affinity": informed(longest_match),
     "lmetric": informed(lmetric, life_s=DYNAMO_LIFE_DEFAULT_S),
 }

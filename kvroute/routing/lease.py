@@ -122,7 +122,7 @@ class Lease:
         """
         if self._state is State.SETTLED:
             return
-        self._settle(usage if outcome is Outcome.DONE else None)
+        self._settle(now, usage if outcome is Outcome.DONE else None)
         if outcome is Outcome.FAILED:
             self._member.failures += 1
         elif outcome is Outcome.DONE:
@@ -133,7 +133,7 @@ class Lease:
     def refuse(self, now: float) -> None:
         """Give the place back unused: another router was faster. Nobody is blamed, nothing is learnt."""
         if self._state is not State.SETTLED:
-            self._settle()
+            self._settle(now)
 
     def blame(self) -> None:
         """Count a failure against the replica after all: another one has served what this one could not."""
@@ -145,11 +145,11 @@ class Lease:
         view = self._member.view
         self._batch, self._batch_tokens = view.sequences, view.kv_tokens
 
-    def _settle(self, usage: Usage | None = None) -> None:
+    def _settle(self, now: float | None = None, usage: Usage | None = None) -> None:
         has_begun, self._state = self._state is State.BEGAN, State.SETTLED
         self._member.give_back(self._booking, has_begun=has_begun)
         if self.turn is not None:
-            self.turn.over(usage)
+            self.turn.over(usage, now)
 
     def _learn(self, now: float, usage: Usage) -> None:
         self._outputs.learn(self._demand, usage.completion_tokens)

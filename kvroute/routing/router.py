@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from kvroute.errors import ConfigError, KvrouteError, NoReplica
 from kvroute.routing.admission import Admission, AdmissionSettings, Chances, Waits
+from kvroute.routing.affinity import Affinity, affinity_of
 from kvroute.routing.baselines import BASELINES
 from kvroute.routing.cost import Slo, Work, compute_tokens, total_s, work_of
 from kvroute.routing.demand import Demand
@@ -69,7 +70,7 @@ class Router:
         self._shadow_rng = Random(0)  # a shadow changes nobody else's chances
         self._slo = slo
         self._knowledge: Knowledge = knowledge
-        self._admission = None if admission is None else Admission(admission)
+        self._admission = affinity_of(policy, admission) or (None if admission is None else Admission(admission))
         self.policy = ""
         self.shadows: Shadows | None = None
         self.switch(policy, ttft_weight=ttft_weight, shadows=shadows)
@@ -77,7 +78,7 @@ class Router:
     @property
     def admission(self) -> Admission | None:
         """Who holds requests, None where nothing is held."""
-        return self._admission if self.policy == KVROUTE else None
+        return self._admission if self.policy == KVROUTE or isinstance(self._admission, Affinity) else None
 
     @property
     def ttft_weight(self) -> float:
@@ -94,12 +95,13 @@ class Router:
         """
         for param, names in (("routing.policy", (policy,)), ("routing.shadow", tuple(shadows))):
             for name in names:
-                if name not in POLICIES:
+                if name not in POLICIES and not (not self.policy and affinity_of(name, None)):
                     raise ConfigError(f"{param}: {name!r} is none of {', '.join(POLICIES)}", param=param)
         if len(shadows) > SHADOWS_MAX:
             raise ConfigError(f"routing.shadow: at most {SHADOWS_MAX}, got {len(shadows)}", param="routing.shadow")
         if policy != self.policy:
-            self._baseline: Policy | None = BASELINES[policy](self._knowledge) if policy in BASELINES else None
+            make = BASELINES.get(policy.partition(":")[0])
+            self._baseline: Policy | None = None if make is None else make(self._knowledge)
         self.policy, self._ttft_weight = policy, ttft_weight
         known = () if self.shadows is None else tuple(tally.policy for tally in self.shadows.tallies)
         if known != tuple(shadows):

@@ -18,7 +18,7 @@ class Turn:
         demand: Demand,
         conversation: Conversation,
         output_tokens: float,
-        over: Callable[[Turn, Usage | None], None],
+        over: Callable[[Turn, Usage | None, float | None], None],
     ) -> None:
         self.demand = demand
         self.conversation = conversation
@@ -27,8 +27,8 @@ class Turn:
         self.is_over = False
         self._over = over
 
-    def over(self, usage: Usage | None) -> None:
-        """Note that it has ended: with what the engine counted, or with nothing to show for it."""
+    def over(self, usage: Usage | None, now: float | None = None) -> None:
+        """Note that it has ended: with what the engine counted, or with nothing to show for it; None = just now."""
         if not self.is_over:
             self.is_over = True
-            self._over(self, usage)
+            self._over(self, usage, now)

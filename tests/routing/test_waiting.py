@@ -14,7 +14,7 @@ from tests.routing.builders import ask
 def ticket(number: int, conversation: int, *, size_bytes: int = 10, **fields: object) -> Ticket:
     """Make a held request; the lower its conversation's number, the older is that."""
     demand = ask(100, **fields)
-    turn = Turn(demand, Conversation(conversation, demand, 0, 0.0), 10.0, lambda turn, usage: None)
+    turn = Turn(demand, Conversation(conversation, demand, 0, 0.0), 10.0, lambda turn, usage, now: None)
     return Ticket(Hold(number, demand, 0.0, 60.0, "full"), turn, size_bytes)
 
 
@@ -111,7 +111,7 @@ def test_a_turn_is_over_once():
     """Later calls change nothing, whoever makes them."""
     seen: list[object] = []
     demand = ask(100)
-    turn = Turn(demand, Conversation(1, demand, 0, 0.0), 10.0, lambda turn, usage: seen.append(usage))
+    turn = Turn(demand, Conversation(1, demand, 0, 0.0), 10.0, lambda turn, usage, now: seen.append(usage))
     turn.over(None)
     turn.over(None)
     assert seen == [None]
