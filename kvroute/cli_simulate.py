@@ -55,6 +55,7 @@ SECONDS = click.FloatRange(0, 1e6)
 @click.option("--routers", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--private", is_flag=True, help="Routers share neither promises nor what they sent.")
 @click.option("--knowledge", type=click.Choice(["exact", "sent", "original"]), default="exact", show_default=True)
+@click.option("--hold", type=SECONDS, default=300.0, show_default=True, help="Longest that kvroute holds; 0 = never.")
 @click.option("--ttft-weight", type=FRACTION, help="As routing.ttft_weight.")
 @click.option("--tells-output", is_flag=True, help="Clients state their answers' lengths as max_tokens.")
 @click.option("--event-lag", type=SECONDS, default=0.0, help="Seconds until cache events arrive.")
@@ -183,6 +184,7 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
 
 
 def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
+    from kvroute.routing.admission import AdmissionSettings
     from kvroute.sim.simulation_settings import RouterSettings
 
     weight = {} if flags["ttft_weight"] is None else {"ttft_weight": flags["ttft_weight"]}
@@ -192,6 +194,7 @@ def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
         is_shared=not flags["private"],
         knowledge=flags["knowledge"],
         rates=rates,
+        admission=AdmissionSettings(hold_s=flags["hold"]) if flags["hold"] else None,
         event_lag_s=flags["event_lag"],
         event_loss=flags["event_loss"],
         ledger_lag_s=flags["ledger_lag"],
@@ -284,9 +287,9 @@ def _facts(engine: EngineSettings, flags: dict[str, Any]) -> dict[str, str]:
     }
     if flags["routers"] > 1:
         facts["routers"] = f"{flags['routers']}, {'private' if flags['private'] else 'shared'}"
-    given = ("rate", "loop", "think", "starts", "limit", "sessions", "warmup", "ttft_weight", "happenings")
+    given = ("rate", "loop", "think", "starts", "limit", "sessions", "warmup", "hold", "ttft_weight", "happenings")
     for name in given:
-        default = {"rate": 1.0, "loop": "auto", "warmup": 0.0, "happenings": ()}.get(name)
+        default = {"rate": 1.0, "loop": "auto", "warmup": 0.0, "hold": 300.0, "happenings": ()}.get(name)
         if flags[name] != default:
             facts[name] = ", ".join(flags[name]) if name == "happenings" else str(flags[name])
     facts["seeds"] = (

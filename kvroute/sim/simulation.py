@@ -37,6 +37,7 @@ IGNORED = (
 )
 HISTORY_BLOCKS = 1 << 22  # that are remembered to tell what could have been hit
 REFAULT_CACHES = 8  # a replica remembers what it evicted for so many times its cache
+LOOK_S = 1.0  # between two looks at what is held
 PROGRESS_EVERY = 64  # finished requests
 
 
@@ -121,6 +122,7 @@ class Simulation:
         self._talking = 0  # conversations under way
         self._there: dict[int, dict[RequestId, Flight]] = {}  # by replica
         self._held: dict[Hold, Flight] = {}
+        self._is_ticking = False
         self._stranded: dict[Flight, None] = {}  # for which there is no replica
         self._history_blocks = history_blocks
         self._seen = History(history_blocks)
@@ -248,6 +250,7 @@ class Simulation:
                 self._held.pop(flight.hold, None)
             flight.hold = answer
             self._held[answer] = flight
+            self._tick()
             self._clock.at(fs_of(answer.until_s), self._look_again, (flight, answer))
 
     def _let_go(self, flight: Flight) -> None:
@@ -264,6 +267,19 @@ class Simulation:
         flight, hold = what
         if flight.hold is hold:
             self._place(flight)
+
+    def _tick(self) -> None:
+        """Look at what is held every LOOK_S, as long as anything is."""
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._clock.after(LOOK_S, self._look)
+
+    def _look(self, _: None) -> None:
+        self._is_ticking = False
+        for front in self._fronts:
+            self._release(front)
+        if self._held:
+            self._tick()
 
     def _release(self, front: Front) -> None:
         """Place what the router need not hold any longer."""

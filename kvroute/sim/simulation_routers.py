@@ -54,6 +54,7 @@ class Front:
             settings.policy,
             rng,
             ttft_weight=settings.ttft_weight,
+            admission=settings.admission,
             knowledge="original" if settings.knowledge == "original" else "exact",
         )
         self.knowledge = knowledge
@@ -78,21 +79,19 @@ class Front:
         """
         size = self._block_size
         hits = {id: blocks * size for id, blocks in self.knowledge.holding(demand.chain).items()}
-        refused: set[ReplicaId] = set()
         self.is_dirty = True
-        while True:
-            try:
-                answer = self.router.admit(demand, hits, now_s, avoid | refused, hold)
-            except NoReplica:
-                if not refused:
-                    raise
-                return self.router.admit(demand, hits, now_s, avoid, hold)
-            if not isinstance(answer, Lease) or not answer.reserve_tokens or not self._confirms:
-                return answer
+        answer = self.router.admit(demand, hits, now_s, avoid, hold)
+        refused: set[ReplicaId] = set()
+        while isinstance(answer, Lease) and answer.reserve_tokens and self._confirms:
             if is_confirmed(answer, ledger):
-                return answer
+                break
             answer.refuse(now_s)
             refused.add(answer.replica.id)
+            try:
+                answer = self.router.place(demand, hits, now_s, avoid | refused)
+            except NoReplica:
+                return self.router.place(demand, hits, now_s, avoid)
+        return answer
 
 
 def is_confirmed(lease: Lease, ledger: Sequence[Front]) -> bool:

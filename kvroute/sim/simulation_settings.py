@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
+from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.rates import SEED, Rates
 from kvroute.routing.router import TTFT_WEIGHT
 from kvroute.sim.engine import StepTime
@@ -51,6 +52,7 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     is_shared: bool = True  # they share promises, and what was sent
     knowledge: View = "exact"
     ttft_weight: float = TTFT_WEIGHT
+    admission: AdmissionSettings | None = AdmissionSettings()  # None = nothing is held; baselines never hold
     rates: Rates = SEED  # from which speeds are learnt
     event_lag_s: float = 0.0
     event_loss: float = 0.0  # share of event batches that never arrive

@@ -39,12 +39,22 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit(policy):
     assert one.requests == one.completed + one.failed > 50
 
 
+@pytest.mark.parametrize("policy", ["kvroute", "least-request"])
 @pytest.mark.parametrize("kv_tokens", [12_000, 40_000, 200_000])
-def test_skipped_steps_do_not_change_a_run(kv_tokens):
+def test_skipped_steps_do_not_change_a_run(policy, kv_tokens):
     """Whether or not decode steps are skipped, every figure is equal, preemptions and evictions included."""
-    one, other = (play(agents(3), 2, kv_tokens=kv_tokens, skips=skips) for skips in (True, False))
+    one, other = (play(agents(3), 2, policy, kv_tokens=kv_tokens, skips=skips) for skips in (True, False))
     assert one == other
-    assert (one.preemptions > 0) == (kv_tokens == 12_000)
+    if kv_tokens == 12_000:
+        assert (one.preemptions > 0) == (policy == "least-request")
+
+
+def test_holding_is_production_s_own():
+    """Where memory is short kvroute holds, and its held time counts; told never to hold, it does not."""
+    work = {"kv_tokens": 12_000, "policy": "kvroute"}
+    holding, never = play(agents(3), 2, **work), play(agents(3), 2, admission=None, **work)
+    assert (holding.held.count > 0, never.held.count) == (True, 0)
+    assert holding.preemptions < never.preemptions
 
 
 def test_every_request_is_accounted_for():
@@ -153,7 +163,7 @@ def test_memory_follows_what_is_in_flight_and_not_the_trace():
     def peak(count):
         work = (once(n * 0.05, f"q{n}", tokens=160, output=2) for n in range(count))
         tracemalloc.start()
-        play(work, 2, kv_tokens=4000, history_blocks=500)
+        play(work, 2, "least-request", kv_tokens=4000, history_blocks=500)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found

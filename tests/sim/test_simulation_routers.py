@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.demand import Demand, Outcome, Promise
+from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
 from kvroute.sim.simulation_knowledge import ExactView
 from kvroute.sim.simulation_routers import Front, exchange, id_of, is_confirmed, number_of, plus, replica_of
@@ -14,7 +16,7 @@ from tests.sim.fleets import BLOCK, engine
 
 def front_of(replicas=2, kv_tokens=100_000, **settings):
     ids = [id_of(n) for n in range(replicas)]
-    front = Front(RouterSettings(**settings), engine(kv_tokens), ExactView(ids), Random(1))
+    front = Front(RouterSettings(**{"admission": None, **settings}), engine(kv_tokens), ExactView(ids), Random(1))
     for number in range(replicas):
         front.fleet.join(replica_of(number, engine(kv_tokens)), 0.0)
     return front
@@ -73,6 +75,13 @@ def test_where_all_are_full_the_first_choice_stands():
     front = front_of(2, 10_000)
     leases = [place(front, 8000) for _ in range(4)]
     assert sorted(lease.replica.id for lease in leases) == ["r0", "r0", "r1", "r1"]
+
+
+def test_kvroute_may_hold_instead():
+    """With admission, what does not fit waits at the router."""
+    front = front_of(2, 10_000, admission=AdmissionSettings())
+    found = [front.place(ask(8000), 0.0, frozenset(), None, (front,)) for _ in range(3)]
+    assert [type(each) for each in found] == [Lease, Lease, Hold]
 
 
 def test_sums_replace_parts():
