@@ -239,10 +239,12 @@ class RedisIndex:
     def _add_own(
         self, namespace: Namespace, chains: Sequence[PrefixChain], holdings: list[dict[ReplicaId, int]]
     ) -> None:
-        """Add what this router placed, which Redis does not have all yet."""
+        """Add what this router placed, which Redis does not have all yet; not where events say what is held."""
         for chain, holding in zip(chains, holdings, strict=True):
             for replica, blocks in self.shadow.holding(namespace, chain).items():
-                holding[replica] = max(blocks, holding.get(replica, 0))
+                shard = self._homes[replica]
+                if blocks > holding.get(replica, 0) and not shard.is_told(shard.members[replica]):
+                    holding[replica] = blocks
 
     def _is_promise(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None) -> bool:
         """Make a promise, or take it back; False where sending is what says that a replica holds something."""

@@ -131,6 +131,10 @@ class Shard:
         """Whether a member's events say what it holds, in this life."""
         return member.token is not None and int(member.slot) in self.fed
 
+    def is_told(self, member: Member) -> bool:
+        """Whether a member's events say what it holds, or will as soon as this router has written them."""
+        return self.is_fed(member) or (member.writer is not None and member.writer.feed.is_exact)
+
     def begin_life(self, member: Member, token: bytes, *, is_fed: bool) -> None:
         """Take over a life that this router has just begun in Redis, before the registry says so."""
         member.token, member.owner = token, None

@@ -123,6 +123,22 @@ async def test_an_emptied_redis_gets_the_whole_table_again():
             await answers(b, chain(5, 6, 7), {R0: 2})
 
 
+async def test_own_placements_do_not_count_beside_events():
+    """While a router has yet to feed Redis again, what it sent counts, but not to a replica whose events are known."""
+    with server() as redis:
+        engine = Engine()
+        async with two_routers(redis.url, fresh_name(), engine) as (a, _b):
+            a.record(R0, chain(8, 9))
+            a.delivered(R0, chain(8, 9), 0)
+            engine.say(stored([1], None, [5], 1))
+            await answers(a, chain(5), {R0: 1})
+            await answers(a, chain(8, 9), {})
+            (shard,) = a._shards[NS]
+            shard.mark_stale(shard.members[R0])
+            assert a.is_feeding
+            await answers(a, chain(8, 9), {})
+
+
 async def test_other_routers_tell_the_owner_what_was_delivered():
     """After lost events, a delivery that another router saw corrects the owner's table."""
     with server() as redis:

@@ -103,6 +103,7 @@ async def rig(small: Engines, tmp_path: Path):
         tree = {
             "listen.port": 0, "admin.port": 0, "replicas": [{"url": small.urls[0]}], "proxy.log_requests": False,
             "store.url": f"redis://127.0.0.1:{valkey.port}", "proxy.expose_prediction": True, "drain_timeout_s": 2.0,
+            "store.lookup_deadline_ms": 1000.0,  # a machine under load must not turn an answer into a local one
         }  # fmt: skip
         service = Service(load(None, {}, tree))
         await service.start()
