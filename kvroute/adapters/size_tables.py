@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,7 @@ from kvroute.sizing.engine_log import EngineLog
 from kvroute.sizing.remedies import Headroom
 from kvroute.sizing.report import Machine, Report
 from kvroute.sizing.verdict import Verdict
-from kvroute.sizing.words import bytes_words, gb, seconds, tokens
+from kvroute.sizing.words import bytes_words, count, gb, seconds, tokens
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -38,7 +38,8 @@ def print_report(report: Report, console: Console) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, min_width=60)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        # A figure that is too wide goes on in the next line: cut off it would look like a smaller one.
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
     return table
 
 
@@ -59,10 +60,8 @@ def _model(report: Report) -> Table:
     if report.state_bytes_per_sequence:
         table.add_row("bytes a sequence besides", bytes_words(report.state_bytes_per_sequence))
     if report.parameters and report.active_parameters:
-        active = (
-            f", {report.active_parameters / 1e9:,.1f} B active" if report.active_parameters < report.parameters else ""
-        )
-        table.add_row("parameters", f"{report.parameters / 1e9:,.1f} B{active}")
+        active = f", {count(report.active_parameters)} active" if report.active_parameters < report.parameters else ""
+        table.add_row("parameters", f"{count(report.parameters)}{active}")
     if report.weights_bytes:
         table.add_row("weights", gb(report.weights_bytes))
     if report.shared_prefix_bytes:
@@ -109,16 +108,23 @@ def _plans(report: Report) -> Table:
             table.add_row(
                 _name(one),
                 tokens(plan.tokens),
-                f"{plan.max_concurrency:.2f}x",
+                f"{plan.max_concurrency:,.2f}x",
                 f"{plan.blocks:,}",
                 f"{plan.block_size:,}",
                 f"{plan.groups}",
                 tokens(plan.longest_start),
             )
-    if planned and planned[-1].vllm:
-        table.caption = "\n".join(planned[-1].vllm.differs)
-        table.caption_justify = "left"
+    table.caption = "\n".join(_reasons({_name(one): one.vllm.differs for one in planned if one.vllm}))
+    table.caption_justify = "left"
     return table
+
+
+def _reasons(differs: Mapping[str, Sequence[str]]) -> Iterable[str]:
+    """Why plans differ from the ideal: what holds for every machine once, the rest with the machine's name."""
+    common = set.intersection(*(set(reasons) for reasons in differs.values()))
+    for name, reasons in differs.items():
+        yield from (f"{name}: {reason}" for reason in reasons if reason not in common)
+    yield from (reason for reason in next(iter(differs.values())) if reason in common)
 
 
 def _decode(report: Report) -> Table:

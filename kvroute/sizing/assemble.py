@@ -246,9 +246,8 @@ def _warnings(model: Model, budget: Budget, fits: tuple[Fit, ...], planned: Plan
         )
     heads = max((getattr(cache, "kv_heads", 0) for cache in model.caches), default=0)
     if 0 < heads < budget.parallel.tp and budget.parallel.dcp == 1:
-        warnings.append(
-            f"--tp {budget.parallel.tp} repeats the model's {heads} KV heads: more GPUs save no cache past {heads}"
-        )
+        them = "one KV head" if heads == 1 else f"{heads} KV heads"
+        warnings.append(f"--tp {budget.parallel.tp} repeats the model's {them}: more GPUs save no cache past {heads}")
     if heads == 0 and budget.parallel.tp > 1 and budget.parallel.dcp == 1 and model.caches:
         warnings.append("latent attention is kept whole on every GPU of --tp; --dcp spreads its tokens")
     return tuple(warnings)

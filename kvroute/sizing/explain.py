@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvroute.sizing.capacity import kv_bytes_per_gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.planner import Plan, Settings
+from kvroute.sizing.words import gb
 
 NOTABLE = 0.001  # of the memory; less is not worth a sentence
 
@@ -14,15 +15,15 @@ def explain(model: Model, planned: Plan, settings: Settings, available_bytes: in
     length = settings.max_model_len
     ideal = available_bytes / max(1, kv_bytes_per_gpu(model, length, settings.parallel, settings.element_bytes))
     reasons = [
-        f"ideal: {ideal:.2f} conversations of {length:,} tokens; as vLLM plans them: {planned.max_concurrency:.2f}"
+        f"ideal: {ideal:,.2f} conversations of {length:,} tokens; as vLLM plans them: {planned.max_concurrency:,.2f}"
     ]
     if settings.blocks_override is not None:
         return (*reasons, f"the number of blocks is overridden: {planned.blocks:,}")
     reasons += [*_windows(planned, settings), *_padding(planned), *_blocks(planned, settings)]
     left = available_bytes - planned.blocks * planned.bytes_per_block
     if left > NOTABLE * available_bytes:
-        reasons.append(f"{left / 1e6:,.1f} MB are less than a block and stay unused")
-    reasons.append(f"block 0 is never used: {planned.bytes_per_block / 1e6:,.1f} MB")
+        reasons.append(f"{gb(left)} are less than a block and stay unused")
+    reasons.append(f"block 0 is never used: {gb(planned.bytes_per_block)}")
     return tuple(reasons)
 
 

@@ -8,7 +8,7 @@ from kvroute.sizing.capacity import cache_bytes, kv_bytes, kv_bytes_per_gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.plot import Line, escape, plot
 from kvroute.sizing.report import Machine, Report
-from kvroute.sizing.words import bytes_words, gb, seconds, tokens
+from kvroute.sizing.words import bytes_words, count, gb, seconds, tokens
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -59,7 +59,7 @@ def _facts(report: Report) -> Iterable[tuple[str, str]]:
         f"{report.full_layers} / {report.window_layers} / {report.state_layers}",
     )
     if report.parameters and report.active_parameters:
-        yield "parameters (active)", f"{report.parameters / 1e9:,.1f} B ({report.active_parameters / 1e9:,.1f} B)"
+        yield "parameters (active)", f"{count(report.parameters)} ({count(report.active_parameters)})"
     if report.weights_bytes:
         yield "weights", gb(report.weights_bytes)
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 
 def gb(value: int) -> str:
-    """Write bytes as decimal gigabytes."""
-    return f"{value / 1e9:,.1f} GB"
+    """Write bytes as decimal gigabytes, smaller amounts as megabytes or kilobytes."""
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(value) >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,} B"
+
+
+def count(value: int) -> str:
+    """Write a number of parameters."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if value >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,}"
 
 
 def bytes_words(value: int) -> str:

@@ -10,6 +10,7 @@ from kvroute.sizing.assemble import report_of
 from kvroute.sizing.capacity import Share
 from kvroute.sizing.engine_log import EngineLog
 from kvroute.sizing.hardware import gpu
+from kvroute.sizing.model import model_of
 from kvroute.sizing.presets import PRESETS, preset
 from kvroute.sizing.remedies import Usage, headroom
 from kvroute.sizing.report import Wishes
@@ -73,3 +74,20 @@ def test_headroom(console):
     text = shown(console)
     assert "room for 500 tokens" in text
     assert all(name in text for name in ("shorter context", "FP8 cache", "more memory", "fewer concurrent requests"))
+
+
+def test_no_figure_is_cut_off():
+    """On 80 columns a wide figure goes on in the next line: every digit of the JSON answer is in the table."""
+    tiny = model_of({"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8})
+    narrow = Console(file=io.StringIO(), width=80)
+    print_report(report_of(tiny, [gpu("h200")], Wishes(weights_bytes=10**6)), narrow)
+    assert "\u2026" not in shown(narrow)
+
+
+def test_each_machines_own_reasons_carry_its_name(console):
+    """What differs between machines is said of each, what holds for all of them once."""
+    print_report(report_of(preset("gemma-3-27b"), [gpu("h100"), gpu("h200")], Wishes()), console)
+    lines = shown(console).splitlines()
+    assert sum("ideal: " in line for line in lines) == 2
+    assert any(line.startswith("1 x h100: ideal: ") for line in lines)
+    assert sum("block 0 is never used" in line for line in lines) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvroute.sizing.words import bytes_words, gb, seconds, tokens
+from kvroute.sizing.words import bytes_words, count, gb, seconds, tokens
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,6 @@ def test_bytes(value, words):
 def test_other_units():
     """Decimal GB, thousands separated, times in the unit that suits."""
     assert (gb(671_088_640_000), tokens(396_272)) == ("671.1 GB", "396,272")
+    assert [gb(value) for value in (67_700_000, 4_096, 12, -2_000_000_000)] == ["67.7 MB", "4.1 kB", "12 B", "-2.0 GB"]
+    assert [count(value) for value in (8_030_261_248, 466_900, 12)] == ["8.0 B", "466.9 K", "12"]
     assert [seconds(value) for value in (2.5, 0.01907, 3e-5, 1e-9)] == ["2.5 s", "19.1 ms", "30 us", "0.001 us"]
