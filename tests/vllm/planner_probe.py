@@ -16,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+import torch
 from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.config.model import ModelConfig
 from vllm.distributed.utils import get_pp_indices
@@ -30,6 +31,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    SparseCacheRole,
 )
 
 STATES = {"linear_attention", "mamba"}
@@ -100,6 +102,7 @@ def specs_of(config, architecture):
         "dtype": dtype,
     }
     types = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    index = getattr(text, "index_head_dim", None)
     specs = {}
     for number, kind in enumerate(types):
         name = f"layers.{number}"
@@ -115,6 +118,16 @@ def specs_of(config, architecture):
             specs[name] = SlidingWindowSpec(sliding_window=text.sliding_window, **common)
         elif kind == "chunked_attention":
             specs[name] = ChunkedLocalAttentionSpec(attention_chunk_size=text.attention_chunk_size, **common)
+        elif index and model.use_mla:
+            packed = {"state_content_bytes": 656} if cache.cache_dtype == "fp8" else {}  # FlashMLA's fp8_ds_mla
+            specs[name] = MLAAttentionSpec(**common, **packed)
+            specs[f"{name}.indexer"] = MLAAttentionSpec(
+                block_size=cache.block_size,
+                num_kv_heads=1,
+                head_size=index + index // 128 * 4,
+                dtype=torch.uint8,
+                cache_role=SparseCacheRole.INDEXER,
+            )
         elif kind in ("full_attention", "attention"):
             specs[name] = MLAAttentionSpec(**common) if model.use_mla else FullAttentionSpec(**common)
     return specs, len(types)
