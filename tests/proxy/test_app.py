@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from aiohttp import web
 
 from kvroute.adapters.sized import sized
 from kvroute.errors import ConfigError
@@ -97,10 +98,38 @@ async def test_size_stands_in_for_what_a_replica_does_not_say():
     await service.start()
     try:
         (state,) = service.fleet.states()
-        assert state.rates.token_s == sized(None, "Qwen/Qwen3-32B", "h100", 2).rates.token_s
+        assert state.rates == sized(None, "Qwen/Qwen3-32B", "h100", 2).rates
     finally:
         await service.stop()
         await runner.cleanup()
+
+
+async def test_capacity_of_a_replica_that_does_not_report_it():
+    """An engine without vLLM's metrics holds what its weights leave of the GPU; without a GPU it is unknown."""
+
+    async def models(request):
+        return web.json_response({"object": "list", "data": [{"id": "Qwen/Qwen3-32B", "object": "model"}]})
+
+    async def nothing(request):
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.get("/health", nothing), web.get("/metrics", nothing)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    expected = sized(None, "Qwen/Qwen3-32B", "h100", 2).capacity_tokens
+    for hardware, tokens in (({"hardware__gpu": "h100", "hardware__tensor_parallel": 2}, expected), ({}, None)):
+        service = Service(settings([url], **hardware))
+        await service.start()
+        try:
+            (state,) = service.fleet.states()
+            assert state.replica.capacity_tokens == tokens
+        finally:
+            await service.stop()
+    await runner.cleanup()
 
 
 async def test_unknown_gpu_stops_the_start():
