@@ -66,8 +66,8 @@ SECONDS = click.FloatRange(0, 1e6)
 @click.option("--metrics-lag", type=SECONDS, default=0.0, help="Seconds by which metrics are old.")
 @click.option("--event", "happenings", multiple=True, metavar="S:join|leave|crash:N", help="What befalls replica N.")
 @click.option("--warmup", type=SECONDS, default=0.0, help="Seconds whose requests are not counted.")
-@click.option("--max-num-seqs", type=click.IntRange(1), default=1024, show_default=True, help="As vLLM's.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=8192, show_default=True, help="As vLLM's.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
 @click.option("--prefill-efficiency", type=float, help="Share of the GPU's compute that prefill reaches.")
 @click.option("--decode-efficiency", type=float, help="Share of the GPU's bandwidth that decoding reaches.")
@@ -140,13 +140,15 @@ def _policies(text: str) -> list[str]:
 
 def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
     """Return the engine, and the rates that a router would start from."""
+    from msgspec import structs
+
     from kvroute.adapters.size_io import read_model
     from kvroute.adapters.sized import sized
     from kvroute.adapters.step_table import read_step_table
     from kvroute.routing.rates import SEED
     from kvroute.sim.engine import RooflineTime, StepTime
     from kvroute.sim.measured import MeasuredTime, rows_of
-    from kvroute.sim.replica import Limits
+    from kvroute.sim.presets import limits_of
     from kvroute.sim.simulation_settings import EngineSettings
     from kvroute.sizing.capacity import Parallel
     from kvroute.sizing.hardware import gpu
@@ -164,14 +166,9 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
     if flags["step_times"] is not None:
         time = MeasuredTime(rows_of(read_step_table(flags["step_times"])))
     known = sized(flags["model"], flags["model"], name, int(count))
-    kv_tokens = flags["kv_tokens"] or (known.capacity_tokens if known else 0)
-    if kv_tokens < flags["block_size"]:
-        raise ConfigError(
-            f"{flags['model']} leaves no room for a cache on {flags['hardware']}: more GPUs, or --kv-tokens"
-        )
-    limits = Limits(
-        max_num_batched_tokens=flags["max_num_batched_tokens"], max_num_seqs=flags["max_num_seqs"]
-    )  # fmt: skip
+    kv_tokens = flags["kv_tokens"] or _cache_tokens(f"{flags['model']}@{count}x{name}", flags, known)
+    chosen = {key: flags[key] for key in ("max_num_seqs", "max_num_batched_tokens") if flags[key] is not None}
+    limits = structs.replace(limits_of(hardware), **chosen)
     engine = EngineSettings(
         kv_tokens=kv_tokens,
         block_size=flags["block_size"],
@@ -181,6 +178,19 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
         max_model_len=flags["max_model_len"],
     )
     return engine, known.rates if known else SEED
+
+
+def _cache_tokens(engine: str, flags: dict[str, Any], known: Any) -> int:
+    """Return what fits: as vLLM plans it for a preset, else by division."""
+    from kvroute.sim.presets import engine_figures
+    from kvroute.sizing.presets import PRESETS
+
+    if flags["model"] in PRESETS:
+        size, context = flags["block_size"], flags["max_model_len"]
+        return engine_figures(engine, block_size=size, max_model_len=context).kv_tokens
+    if known is None or known.capacity_tokens < flags["block_size"]:
+        raise ConfigError(f"{flags['model']} leaves no room for a cache on {flags['hardware']}: give --kv-tokens")
+    return int(known.capacity_tokens)
 
 
 def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:

@@ -102,7 +102,7 @@ def test_a_cache_is_what_fits_on_the_hardware():
         ([*SMALL, "--policy", "magic"], "--policy: 'magic'"),
         ([*SMALL, "--hardware", "abacus"], "no GPU is named"),
         ([*SMALL, "--hardware", "0xh100"], "--hardware"),
-        ([*SMALL, "--model", "llama-3.1-405b"], "--kv-tokens"),
+        ([*SMALL, "--model", "llama-3.1-405b"], "name more GPUs"),
         ([*SMALL, "--think", "soon"], "--think"),
         ([*SMALL, "--event", "now:crash:1"], "--event"),
         ([*SMALL, "--rate", "0"], "--rate"),
