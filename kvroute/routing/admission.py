@@ -8,7 +8,8 @@ Rule 1, the gate. A request goes where what it will hold at its end fits beside 
         is room.
 Rule 2, the working set. A conversation that has no seat gets one only on a replica where the conversations that live
         there, grown as they probably will, leave it room (`working_set`, `habits`). Between turns a seat lasts as long
-        as keeping the cache serves more than giving the room to others (`memory_plan`). Who has no seat waits in line;
+        as keeping the cache serves more than giving the room to others (`memory_plan`). Who has no seat waits in line,
+        but for those whose prompt lies in a cache nevertheless;
         conversations with a seat go on. Where more live than fit after all, the youngest loses its seat.
 Rule 3, the measure. The part of the pool that seats may reserve is learnt: it shrinks while conversations that come
         back in time find their caches gone, and grows while requests are held and no cache is lost.
@@ -39,7 +40,7 @@ from kvroute.routing.replica import ReplicaId
 from kvroute.routing.standing import Foresight, Room, Standing, held_of, learnt_of, live_of
 from kvroute.routing.turn import Turn
 from kvroute.routing.waiting import Served, Ticket, Waiting, rank
-from kvroute.routing.working_set import EMPTY, WorkingSet
+from kvroute.routing.working_set import WorkingSet
 
 PLAN_EVERY_S = 2.0
 OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
@@ -47,6 +48,7 @@ OVER_MIN_S = 4.0
 MEMORY_SEED_S = 5.0  # how long a seat is kept before pauses were seen
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
+HELD_SHARE = 0.8  # of a prompt, from which a replica that holds it needs no room for it
 IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
 BYTES_PER_TOKEN = 4  # of a request whose size was not said
 
@@ -149,34 +151,32 @@ class Admission:
             chances: where.
             is_next: nobody else of its model has to go first.
         """
-        seat = self._set.seat_of(turn.conversation)
+        conversation, members, works = turn.conversation, chances.members, chances.works
+        seat = self._set.seat_of(conversation)
         home = None if seat is None else seat.replica
-        members, works = chances.members, chances.works
-        if home is not None and any(m.replica.id == home and self._is_crowded(m, turn.conversation) for m in members):
-            home = None
-        if home is None and not is_next:
-            return Waits(False, "others wait")
+        is_suspended = conversation.is_suspended
+        if home is not None and any(m.replica.id == home and self._is_crowded(m, conversation) for m in members):
+            home, is_suspended = None, True
         forecast = self._forecast(turn)
         for at in chances.order():
             member = members[at]
-            if member.replica.id != home and not self._has_seat(member, turn.conversation, forecast):
+            has_place = member.replica.id == home or (not is_suspended and is_cached(works[at]))
+            if not has_place and not ((is_next or home) and self._has_seat(member, conversation, forecast)):
                 continue
             if self._gate.is_open(member, works[at], self._now_s):
                 return member
             return Waits(True, "no room where it is cheapest")  # to wait is in its price: elsewhere would take longer
-        return Waits(False, "the pool is full of live conversations")
+        return Waits(False, "the pool is full of live conversations" if is_next else "others wait")
 
     def _forecast(self, turn: Turn) -> Forecast:
         conversation = turn.conversation
-        if not self.memory_s(conversation.model):  # no cache is kept for a next turn
-            return (conversation.own_tokens + turn.output_tokens, *EMPTY[1:])
         return self._habits.of(conversation.model).forecast(conversation, turn.output_tokens)
 
     def _has_seat(self, member: Member, conversation: Conversation, forecast: Forecast) -> bool:
         """Return whether a conversation fits among those that live on a replica. An idle one takes anybody."""
         capacity = member.replica.capacity_tokens
-        if not capacity or not member.view.sequences:
-            return True
+        if not capacity or not member.view.sequences or not self.memory_s(conversation.model):
+            return True  # where no cache is kept for a next turn, the gate alone decides
         peak = self._set.peak_tokens(member.replica.id, conversation, forecast)
         return peak <= self.pressure.fill * capacity
 
@@ -201,6 +201,7 @@ class Admission:
             found, is_idle = min(hit_tokens, kept), self._is_idle(conversation)
             self.pressure.learn_return(kept, found, seats=len(self._set), is_idle=is_idle)
         replica = member.replica
+        conversation.is_suspended = False
         self._set.seat(turn.conversation, replica.id, self._forecast(turn), replica.capacity_tokens or 0)
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
@@ -216,8 +217,9 @@ class Admission:
             Overloaded: for too long, or too many do.
         """
         ticket = None if hold is None else self.waiting.get(hold)
-        if not waits.at_gate:
+        if not waits.at_gate and self._set.seat_of(turn.conversation):
             self._set.remove(turn.conversation)
+            turn.conversation.is_suspended = True
         if ticket is None:
             if waits.at_gate and self._set.seat_of(turn.conversation):
                 self.pressure.learn_wait()
@@ -307,7 +309,9 @@ class Admission:
         seat, capacity = self._set.seat_of(conversation), member.replica.capacity_tokens or 0
         return Room(
             replica=id,
-            has_seat=(seat is not None and seat.replica == id) or self._has_seat(member, conversation, forecast),
+            has_seat=(seat is not None and seat.replica == id)
+            or (not conversation.is_suspended and is_cached(work))
+            or self._has_seat(member, conversation, forecast),
             is_open=self._gate.is_open(member, work, self._now_s),
             peak_tokens=round(self._set.peak_tokens(id, conversation, forecast)),
             peak_limit_tokens=round(self.pressure.fill * capacity),
@@ -338,6 +342,11 @@ class Admission:
         turns = turns_of(habits, member.rates.attention_tokens)
         room = self.pressure.fill * capacity / max(habits.own_tokens + habits.output_tokens, 1.0)
         self._memory_s[model] = (self._now_s, best_plan(turns, max(room, 1.0), member.rates).memory_s)
+
+
+def is_cached(work: Work) -> bool:
+    """Return whether a replica holds so much of a prompt that it needs no room of others there."""
+    return work.hit_tokens >= HELD_SHARE * (work.hit_tokens + work.miss_tokens)
 
 
 def turns_of(habits: Habits, attention_tokens: float) -> Turns:

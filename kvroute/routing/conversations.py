@@ -27,8 +27,8 @@ class Conversation:
     """What is known of one conversation. `tokens` are its latest prompt and, once that has ended, the answer."""
 
     __slots__ = (
-        "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_under_way", "last_end_s", "mark", "model",
-        "number", "prefix", "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
+        "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_suspended", "is_under_way", "last_end_s", "mark",
+        "model", "number", "prefix", "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, demand: Demand, shared_tokens: int, now_s: float) -> None:
@@ -42,6 +42,7 @@ class Conversation:
         self.growth_tokens = 0  # of the latest turn: what its prompt added to the one before
         self.is_under_way = False
         self.is_repeated = False  # its latest turn came to nothing: the same prompt again is no further turn
+        self.is_suspended = False  # it lost its place to older ones, and its cache is to go first
         self.is_over = False  # it was silent for so long that it was taken to be over
         self.last_end_s: float | None = None  # None while a turn is under way, and before the first has ended
         self.mark = self.tip = ROOT

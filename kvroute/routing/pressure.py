@@ -53,5 +53,5 @@ class Pressure:
             if self._rest < 0:
                 self.fill = max(self.fill * CUT, FILL_MIN)
                 self._rest = seats
-        elif is_idle and self.lost < LOST_FEW:
+        elif self.lost < LOST_FEW and (is_idle or self.fill < FILL):
             self.fill = min(self.fill * GROWTH, FILL_MAX)

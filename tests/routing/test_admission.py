@@ -134,6 +134,18 @@ def test_the_line_keeps_its_order():
     assert order == [large, small]
 
 
+def test_a_prompt_that_is_cached_needs_no_room():
+    """A conversation that was silent for long, and one that shares its prompt, go at once where four fifths lie."""
+    router = pool()
+    for root in (1, 2):
+        booked(router, turn(root))
+    waits(router, turn(3), r0=2_300)
+    for root in (4, 5):
+        answer = router.admit(turn(root, 1_504), hits(r0=1_216), 0.0)
+        assert isinstance(answer, Lease)
+        answer.finish(Outcome.DONE, 0.0)
+
+
 def test_an_idle_replica_takes_anybody():
     """However much is reserved, nobody waits while a replica has nothing to do."""
     router = pool()

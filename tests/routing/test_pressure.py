@@ -48,6 +48,15 @@ def test_it_grows_only_while_requests_wait_beside_room():
     assert pressure.fill == FILL_MAX
 
 
+def test_after_a_cut_it_comes_back_to_where_it_began():
+    """While nothing is lost it recovers whether anybody waits or not, and goes no further for nothing."""
+    pressure = Pressure()
+    returns(pressure, 0, 100, is_idle=False)
+    assert pressure.fill < FILL
+    returns(pressure, 1_000, 3_000, is_idle=False)
+    assert FILL <= pressure.fill < FILL * GROWTH
+
+
 def test_turns_that_find_no_room_shrink_it_too():
     """A conversation that lives here and cannot run says that too many do."""
     pressure = Pressure()
