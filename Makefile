@@ -6,13 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHES := $(filter-out benchmarks/report.py benchmarks/_%,$(wildcard benchmarks/*.py))
-UNIT := --ignore=tests/vllm -n auto --dist loadgroup
+UNIT := --ignore=tests/vllm --ignore=tests/browser -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-vllm bench load clean
+.PHONY: help setup demo check test test-slow test-browser test-vllm bench load clean
 
 help: ## list these words
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## .venv with all that product and tests need
 
@@ -38,6 +38,10 @@ test: check ## check, then the unit tests in parallel
 
 test-slow: $(READY) ## the tests that take longer than unit tests may
 	$(BIN)/pytest $(UNIT) -m slow
+
+test-browser: $(READY) ## the router's page in a real browser (installs Chromium first where there is none)
+	tests/browser/setup.sh
+	$(BIN)/pytest tests/browser
 
 test-vllm: $(READY) ## kvroute before two real vLLM engines on the CPU (installs them first: 3 GB, once)
 	tests/vllm/setup.sh
