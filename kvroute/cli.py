@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLICIES = (
     "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
-    "cache-threshold", "linear", "blend", "sticky", "lmetric",
+    "cache-threshold", "linear", "blend", "sticky", "affinity", "lmetric",
 )  # fmt: skip
 LAZY = {  # commands that live in modules of their own: name -> module:attribute
     "doctor": "kvroute.cli_doctor:doctor",

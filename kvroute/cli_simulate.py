@@ -129,12 +129,13 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
 
 
 def _policies(text: str) -> list[str]:
+    from kvroute.routing.affinity import affinity_of
     from kvroute.routing.router import POLICIES
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in POLICIES]
+    unknown = [name for name in names if name not in POLICIES and affinity_of(name, None) is None]
     if unknown or not 1 <= len(names) <= POLICIES_MAX:
-        raise ConfigError(f"--policy: {', '.join(unknown) or text!r}: name some of {', '.join(POLICIES)}")
+        raise ConfigError(f"--policy: {', '.join(unknown) or text!r}: name some of {', '.join(POLICIES)}, affinity:N")
     return names
 
 

@@ -26,7 +26,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1)]
 Policy = Literal[
     "kvroute", "round-robin", "random", "least-request", "power-of-two", "consistent-hash",
-    "cache-threshold", "linear", "blend", "sticky", "lmetric",
+    "cache-threshold", "linear", "blend", "sticky", "affinity", "lmetric",
 ]  # fmt: skip
 
 
