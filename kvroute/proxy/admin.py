@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from kvroute.adapters.shared_account import AccountStore
@@ -49,7 +50,7 @@ class Admin:
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application(client_max_size=self._body_bytes_max)
+        app = web.Application(client_max_size=self._body_bytes_max, middlewares=[no_other_site])
         app.add_routes(
             [
                 web.get("/", self.page),
@@ -116,6 +117,18 @@ class Admin:
             return web.json_response({"error": {"message": message, "param": "replica"}}, status=404)
         self._fleet.set_draining(id, flag)
         return web.json_response({"replica": id, "draining": flag})
+
+
+@web.middleware
+async def no_other_site(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what another site's page tells a browser to change here: loopback is no wall against that.
+
+    Source: Fetch Metadata (W3C), `Sec-Fetch-Site`, which browsers send and pages cannot set.
+    """
+    if request.method not in ("GET", "HEAD") and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+        message = "This came from another site's page; use this router's own page, or no browser"
+        return web.json_response({"error": {"message": message}}, status=403)
+    return await handler(request)
 
 
 def _json(value: Any) -> web.Response:

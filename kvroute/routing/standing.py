@@ -31,7 +31,7 @@ class Held(Struct, frozen=True):
     prompt_tokens: int
     waited_s: float
     left_s: float  # until it is refused
-    position: int  # in its model's line, 1 = next; 0 = it waits for room where its conversation lives
+    position: int  # in its model's line, 1 = next; 0 = it waits for room where it is cheapest
     reason: str
 
 

@@ -122,8 +122,10 @@ class Waiting:
         return [self._tickets[number] for number in sorted(self._tickets)]
 
     def at_gates(self) -> list[Ticket]:
-        """Return those that wait for room where they are cheapest, the oldest conversation first."""
-        return sorted(self._at_gates.values(), key=lambda ticket: ticket.turn.conversation.number)
+        """Return those that wait for room where they are cheapest: by priority, then the oldest conversation first."""
+        return sorted(
+            self._at_gates.values(), key=lambda ticket: (-ticket.turn.demand.priority, ticket.turn.conversation.number)
+        )
 
     def models(self) -> list[str]:
         """Return the models for which a line waits."""

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvroute.proxy import holds, policy
+from kvroute.proxy.admin import no_other_site
 from kvroute.workers.merge import Page, counts, merge, read_page
 from kvroute.workers.process import WorkerProcess
 
@@ -58,7 +59,7 @@ class Front:
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[no_other_site])
         app.add_routes(
             [
                 web.get("/health", self.health),

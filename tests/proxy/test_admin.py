@@ -1,5 +1,7 @@
 """The admin listener of a router with two simulated replicas."""
 
+import re
+
 from tests.proxy.pool import running_pool
 
 
@@ -51,9 +53,20 @@ async def test_drain_names_the_choices():
 
 
 async def test_page():
-    """The page is served and reads the two endpoints that it shows."""
+    """The page is served, and every endpoint that it reads answers; tests/browser looks at the page itself."""
     async with running_pool(1) as pool:
         status, page = await pool.admin("/")
         assert status == 200
-        assert "admin/hit-rate" in page
-        assert "admin/replicas" in page
+        names = re.findall(r'"([a-z-]+)"', re.search(r"Promise\.all\(\[(.*?)\]", page)[1])
+        assert {"hit-rate", "replicas", "holds", "index", "shadow", "policy"} == set(names)
+        assert {(await pool.admin(f"/admin/{name}"))[0] for name in names} == {200}
+
+
+async def test_another_sites_page_can_change_nothing():
+    """A browser says which site's page sent a request; an order from another site's is refused, reading is not."""
+    async with running_pool(1) as pool:
+        for path in (f"/admin/drain?replica={pool.urls[0]}", "/admin/policy"):
+            for site in ("cross-site", "same-site"):
+                assert (await pool.admin(path, "POST", data=b"{}", headers={"Sec-Fetch-Site": site}))[0] == 403
+            assert (await pool.admin(path, "POST", data=b"{}", headers={"Sec-Fetch-Site": "same-origin"}))[0] == 200
+        assert (await pool.admin("/health", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 200

@@ -39,6 +39,14 @@ def test_priority_comes_before_age():
     assert line(ticket(1, 10), ticket(2, 20, priority=5), ticket(3, 30, priority=-1)) == [2, 1, 3]
 
 
+def test_priority_comes_before_age_at_gates_too():
+    """Of those that wait for room where they are cheapest, a higher one is asked first, then an older one."""
+    waiting = Waiting()
+    for each in (ticket(1, 10), ticket(2, 30, priority=5), ticket(3, 5)):
+        waiting.add(each, at_gate=True)
+    assert [each.hold.number for each in waiting.at_gates()] == [2, 3, 1]
+
+
 def test_the_tenant_that_was_served_least_goes_first():
     """A tenant with one request is not behind a hundred of another one."""
     served = Served()

@@ -89,3 +89,10 @@ async def test_nothing_is_ordered_where_nobody_follows():
             assert (await client.get(path)).status == 503, path
         await made.follow({"policy": "random"})  # says so in the log
         await made.welcome(await silent_worker())
+
+
+async def test_another_sites_page_can_change_nothing():
+    """As before a single router, an order that another site's page sends is refused."""
+    async with front([]) as (_, client):
+        answer = await client.post("/admin/policy", data=b"{}", headers={"Sec-Fetch-Site": "cross-site"})
+        assert answer.status == 403
