@@ -53,10 +53,11 @@ METRICS = (
     metric("conversation_mean_s", "whole conversation, mean", "s", lambda run: run.conversation.mean, "low"),
     metric("conversation_p90_s", "whole conversation, p90", "s", lambda run: run.conversation.p90, "low"),
     metric("conversation_most_s", "whole conversation, slowest", "s", lambda run: run.conversation.most, "low"),
+    metric("conversations_lost", "conversations lost", "", lambda run: run.lost, "low"),
     metric("requests", "requests", "", lambda run: run.requests),
     metric("failed", "failed", "", lambda run: run.failed, "low"),
 )
-CONVERSATIONS = {"conversation_mean_s", "conversation_p90_s", "conversation_most_s"}
+CONVERSATIONS = {"conversation_mean_s", "conversation_p90_s", "conversation_most_s", "conversations_lost"}
 HOLDS = {"held_share", "held_mean_s", "held_most_s"}
 
 

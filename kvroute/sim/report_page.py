@@ -11,7 +11,7 @@ from kvroute.sizing.plot import escape, short
 
 COLOURS = (
     "#1b6ca8", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b", "#0f9ba8", "#c2562d", "#5b6770", "#a83279", "#6b8e23",
-    "#444b9b",
+    "#444b9b", "#8c6d5a",
 )  # fmt: skip
 WIDTH, LEFT, RIGHT = 560, 64, 12
 BAR, LABEL = 24, 130

@@ -223,7 +223,10 @@ class Simulation:
             self._clock.after(turn.think_s, self._ask, (conversation, turn))
             return
         self._talking -= 1
-        if not failed and conversation.began_fs >= self._warmup_fs:
+        if conversation.began_fs < self._warmup_fs:
+            return
+        figures.lost += failed
+        if not failed:
             figures.scripts += 1
             figures.conversation.add(seconds(self._clock.now_fs - conversation.began_fs))
 

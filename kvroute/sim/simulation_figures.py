@@ -125,6 +125,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     retried: int
     cut: int  # answers shortened to what the cache can hold
     scripts: int  # conversations that came to their end
+    lost: int  # conversations that ended with a failed request
     span_s: float  # from the first request to the last answer
     prompt_tokens: int  # of completed prefills
     hit_tokens: int
@@ -169,7 +170,7 @@ class Figures:
     """The mutable side of `Outcomes`."""
 
     def __init__(self) -> None:
-        self.requests = self.completed = self.failed = self.retried = self.cut = self.scripts = 0
+        self.requests = self.completed = self.failed = self.retried = self.cut = self.scripts = self.lost = 0
         self.prompt_tokens = self.hit_tokens = self.reachable_tokens = self.refault_tokens = self.output_tokens = 0
         self.first_s: float | None = None
         self.last_s = 0.0
@@ -191,6 +192,7 @@ class Figures:
             retried=self.retried,
             cut=self.cut,
             scripts=self.scripts,
+            lost=self.lost,
             span_s=max(self.last_s - (self.first_s or 0.0), 0.0),
             prompt_tokens=self.prompt_tokens,
             hit_tokens=self.hit_tokens,

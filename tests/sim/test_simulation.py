@@ -105,6 +105,7 @@ def test_what_never_fits_is_refused_and_long_answers_are_cut():
     """A prompt over the cache fails, its conversation ends; an answer over what is left is cut short."""
     result = play(iter([talk(0.0, "a", 3, grows=3000), once(0.0, "b", tokens=900, output=5000)]), 1, kv_tokens=3200)
     assert (result.requests, result.completed, result.failed, result.cut) == (3, 2, 1, 1)
+    assert (result.scripts, result.lost) == (1, 1)
     assert result.output_tokens == 50 + 3200 - 900
 
 
