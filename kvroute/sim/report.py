@@ -105,11 +105,11 @@ def shown(report: Report) -> list[Metric]:
 
 
 def best_of(report: Report, one: Metric) -> str | None:
-    """Return the policy that is best by a figure; None where all are equal, or none is better."""
+    """Return the policy that is best by a figure; None where all read the same, or nothing is better."""
     if one.is_better_low is None or len(report.rows) < 2:
         return None
     means = {row.policy: row.figures[one.key].mean for row in report.rows}
-    if len(set(means.values())) == 1:
+    if len({number(mean, one.unit) for mean in means.values()}) == 1:
         return None
     return (min if one.is_better_low else max)(means, key=lambda policy: means[policy])
 
@@ -118,7 +118,7 @@ def words(figure: Figure, unit: str) -> str:
     """Write a figure, and its spread where seeds differ."""
     text = number(figure.mean, unit)
     reach = (figure.most - figure.least) / 2
-    return f"{text} ± {number(reach, unit)}" if reach > 0 else text
+    return f"{text} ± {number(float(f'{reach:.2g}'), unit)}" if reach > 0 else text
 
 
 def number(value: float, unit: str) -> str:
