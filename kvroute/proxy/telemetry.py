@@ -51,8 +51,8 @@ SHADOW_COUNTERS = {
     "placements": "Placements about which a shadow policy was asked",
     "same": "Of these, where it chose the same replica",
     "prompt_tokens": "Prompt tokens of these",
-    "cost_s": "Seconds predicted for the shadow's choices",
-    "our_cost_s": "Seconds predicted for the choices that were followed",
+    "cost_seconds": "Seconds predicted for the shadow's choices",
+    "our_cost_seconds": "Seconds predicted for the choices that were followed",
     "hit_tokens": "Hits predicted for the shadow's choices",
     "our_hit_tokens": "Hits predicted for the choices that were followed",
     "failures": "Times that a shadow policy failed",
@@ -158,7 +158,7 @@ class Telemetry(Collector):
         for name, text in SHADOW_COUNTERS.items() if tallies else ():
             counter = CounterMetricFamily(f"kvroute_shadow_{name}", text, labels=["policy"])
             for tally in tallies:
-                counter.add_metric([tally.policy], getattr(tally, name))
+                counter.add_metric([tally.policy], getattr(tally, name.replace("seconds", "s")))
             yield counter
 
     def _of_replicas(self) -> Iterable[Metric]:

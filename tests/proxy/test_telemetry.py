@@ -23,8 +23,10 @@ async def test_metrics_of_some_requests():
 
 
 async def test_names_are_unique():
-    """No metric is exposed twice."""
-    async with running_pool(1) as pool:
+    """No metric is exposed twice, whatever is switched on."""
+    async with running_pool(1, routing__shadow=["random", "kvroute"]) as pool:
+        await pool.chat("hello")
         _, text = await pool.admin("/metrics")
         names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(names) == len(set(names))
+        assert {"kvroute_shadow_our_cost_seconds_total", "kvroute_holds_begun_total", "kvroute_admission_fill"} <= set(names)
