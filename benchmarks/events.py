@@ -54,7 +54,7 @@ HERE = Path(__file__).parent
 NS = Namespace("bench")
 ENGINES = 16
 RATE_MIN = 120_000
-EVENTS_PER_S, REQUESTS_PER_S, PART_S, LATENCY_MAX = 30_000, 50, 3.0, 1.5
+EVENTS_PER_S, REQUESTS_PER_S, PART_S, LATENCY_MAX = 30_000, 50, 1.0, 1.5
 BLOCKS_PER_STEP = 2 * (PROMPT_BLOCKS - SHARED_BLOCKS) / -(-(PROMPT_BLOCKS - SHARED_BLOCKS) // STEP_BLOCKS)  # on average
 
 
@@ -257,7 +257,7 @@ async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], r
 
 async def measure(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="kvroute-bench-") as folder:
-        return await throughput(300 if quick else 1000) + await latency(Path(folder), 2 if quick else 3)
+        return await throughput(300 if quick else 600) + await latency(Path(folder), 7 if quick else 10)
 
 
 def main() -> int:

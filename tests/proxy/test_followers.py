@@ -132,7 +132,7 @@ async def test_others_hold_what_they_were_sent(mode, events):
 async def test_a_burst_of_one_prompt_finds_itself():
     """Of many requests with one prompt that come at once, each after the first on a replica is expected to hit there,
     though no event can have told yet."""
-    async with rig(2, **{"proxy.expose_prediction": True}) as it:
+    async with rig(2, kv_tokens=400_000, **{"proxy.expose_prediction": True}) as it:
         await asyncio.gather(*[it.complete(prompt(number)) for number in range(8)])
         await it.events_are("exact", "exact")
 
