@@ -23,12 +23,11 @@ from kvroute.sizing.capacity import (
 from kvroute.sizing.explain import explain
 from kvroute.sizing.hardware import Hardware
 from kvroute.sizing.model import Model
-from kvroute.sizing.planner import NoPlanError, Settings, check, longest_start, plan
+from kvroute.sizing.planner import GPUS_LIMIT, NoPlanError, Settings, check, longest_start, plan
 from kvroute.sizing.report import LENGTHS, Decode, Fit, Length, Machine, Planned, Prefill, Report, Wishes
 from kvroute.sizing.speed import computes_in_8_bits, copy_pays_from_tokens, copy_s, decode_step_s, prefill_s, tiers
 
 TOKENS_LIMIT = 100_000_000
-GPUS_LIMIT = 1_024
 
 
 def report_of(model: Model, hardware: Sequence[Hardware], wishes: Wishes) -> Report:

@@ -17,6 +17,7 @@ from math import ceil, floor, fsum
 from msgspec import Struct, structs
 
 from kvroute.errors import ConfigError
+from kvroute.sizing.fields import shown
 from kvroute.sizing.layers import Attention, Cache, Latent
 from kvroute.sizing.model import Model
 
@@ -81,7 +82,7 @@ def cache_bytes(dtype: str, model: Model) -> int:
     if dtype == "auto":
         return model.element_bytes
     if dtype not in CACHE_DTYPE_BYTES:
-        raise ConfigError(f"cache dtype {dtype!r} is not known; choose auto, {', '.join(CACHE_DTYPE_BYTES)}")
+        raise ConfigError(f"cache dtype {shown(dtype)} is not known; choose auto, {', '.join(CACHE_DTYPE_BYTES)}")
     return CACHE_DTYPE_BYTES[dtype]
 
 

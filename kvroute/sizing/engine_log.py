@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
 GIB = 1 << 30
+FIGURE_DIGITS = 18
 LOG_BYTES_LIMIT = 64 << 20
 ROUNDING_BYTES = GIB // 200  # half of the last printed digit
 
@@ -62,6 +64,16 @@ def _gib(text: str) -> int:
     return round(float(text) * GIB)
 
 
+def _figures(pattern: str, read: _Read, text: str) -> list[Any]:
+    """Read what a pattern finds. A figure that is none, or larger than any engine's, counts as not printed."""
+    found = []
+    for value in re.findall(pattern, text):
+        if read is str or len(value) <= FIGURE_DIGITS:
+            with suppress(ValueError):
+                found.append(read(value))
+    return found
+
+
 _Read = Callable[[str], Any]
 PATTERNS: tuple[tuple[str, str, _Read], ...] = (  # field, pattern with one group, reader
     ("tokens", r"KV cache size: ([\d,]+) tokens", _whole),
@@ -90,7 +102,7 @@ PATTERNS: tuple[tuple[str, str, _Read], ...] = (  # field, pattern with one grou
     ("asynchronous", r"Asynchronous scheduling is (enabled|disabled)", "enabled".__eq__),
     ("served", r"LLM engine \(v[^)]*\) with config: model='([^']+)'", str),
 )
-EXACT = re.compile(r"'kv_cache_memory_bytes': (\d+)")
+EXACT = r"'kv_cache_memory_bytes': (\d+)"
 NOT_HYBRID = re.compile(r"Hybrid KV cache manager is disabled|'disable_hybrid_kv_cache_manager': True")
 SMALLEST = frozenset({"tokens", "available_bytes", "max_concurrency"})
 
@@ -99,9 +111,9 @@ def read_log(text: str) -> EngineLog:
     """Read a start-up log, whole or in part."""
     found: dict[str, Any] = {}
     for field, pattern, read in PATTERNS:
-        values = [read(value) for value in re.findall(pattern, text)]
+        values = _figures(pattern, read, text)
         if values and field not in found:
             found[field] = min(values) if field in SMALLEST else values[-1]
-    if exact := EXACT.search(text):
-        found.update(available_bytes=int(exact[1]), available_exact=True)
+    if exact := _figures(EXACT, int, text):
+        found.update(available_bytes=exact[0], available_exact=True)
     return EngineLog(hybrid=NOT_HYBRID.search(text) is None, **found)

@@ -25,6 +25,7 @@ from kvroute.sizing.capacity import ONE_GPU, Parallel, stages
 from kvroute.sizing.layers import Attention, Cache, Latent, State
 from kvroute.sizing.model import Model
 
+GPUS_LIMIT = 1_024  # in each direction of parallelism
 LATENT_BLOCK_TOKENS = 128  # hybrid models with latent attention use block sizes that are multiples of this
 EVEN_OUT_BELOW = 1.5  # group sizes that differ by less are filled up to the larger instead of split to the smaller
 
@@ -104,6 +105,8 @@ def plan(model: Model, available_bytes: int | Sequence[int], settings: Settings)
         ConfigError: a setting is out of range, or vLLM itself could not plan this combination.
     """
     check(settings)
+    if settings.parallel.pp > len(model.layers):
+        raise ConfigError(f"pp {settings.parallel.pp} stages are more than the model's {len(model.layers)} layers")
     specs = _specs(model, settings)
     groups = _groups(specs, settings)
     parts = stages(len(model.layers), settings.parallel.pp)
@@ -152,6 +155,8 @@ def check(settings: Settings) -> None:
     ):
         if value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
+    if max(parallel.tp, parallel.pp, parallel.dp, parallel.dcp) > GPUS_LIMIT:
+        raise ConfigError(f"tp, pp, dp and dcp must each be at most {GPUS_LIMIT:,}")
     if parallel.tp % parallel.dcp:
         raise ConfigError(f"dcp {parallel.dcp} must divide tp {parallel.tp}: it uses the same GPUs")
 

@@ -15,7 +15,7 @@ from kvroute.sizing.capacity import Parallel, cache_bytes, kv_bytes_per_gpu
 from kvroute.sizing.engine_log import ROUNDING_BYTES, EngineLog
 from kvroute.sizing.hardware import Hardware
 from kvroute.sizing.model import Model
-from kvroute.sizing.planner import Plan, Settings, longest_start, plan
+from kvroute.sizing.planner import Plan, Settings, check, longest_start, plan
 
 GROUP_AWARE_SINCE = (0, 22)  # releases before shared blocks evenly among groups when they reported tokens
 UTILISATION_DEFAULT = 0.92
@@ -71,6 +71,7 @@ def judge(log: EngineLog, model: Model, hardware: Hardware | None = None) -> Ver
         ConfigError: the model or the settings in the log cannot be planned.
     """
     settings, assumed = settings_of(log, model)
+    check(settings)
     findings = _settings_findings(log, model, settings)
     if hardware is not None:
         findings += _memory_findings(log, model, hardware)
@@ -128,6 +129,8 @@ def _difference(log: EngineLog, model: Model, settings: Settings, expected: tupl
         other = plan(model, log.available_bytes, change)
         if abs(_tokens(other, log) - log.tokens) <= 0.005 * log.tokens:
             return f"the count is the one of {words}"
+    if not log.tokens:
+        return "the engine reported a cache of no tokens at all"
     each = log.available_bytes / log.tokens
     ours = kv_bytes_per_gpu(model, settings.max_model_len, settings.parallel, settings.element_bytes)
     return (

@@ -84,3 +84,12 @@ def test_any_text_is_read(before, between, tokens):
     assert isinstance(read_log(before), EngineLog)
     text = f"{before}\n{SIZE.format(device='GPU', tokens=tokens)}\n{between}"
     assert read_log(text).tokens is not None
+
+
+@pytest.mark.parametrize("figure", [",", ".", "1.2.3.", "9" * 5_000, "-"])
+def test_a_figure_that_is_none_counts_as_not_printed(figure):
+    """A log that was cut, or edited by hand, is read for what is left of it."""
+    text = f"Available KV cache memory: {figure} GiB\nGPU KV cache size: {figure} tokens\n"
+    found = read_log(f"{text}tensor_parallel_size=2")
+    assert (found.tokens, found.available_bytes, found.tp) == (None, None, 2)
+    assert read_log("'kv_cache_memory_bytes': " + "9" * 5_000).available_bytes is None

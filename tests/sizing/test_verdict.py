@@ -1,6 +1,8 @@
 """Whether a log's count is what its configuration gives."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from kvroute.errors import ConfigError
@@ -126,3 +128,47 @@ def test_a_context_is_needed():
     model = model_of({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "torch_dtype": "bfloat16"})
     with pytest.raises(ConfigError, match="--max-model-len"):
         judge(EngineLog(tokens=5, available_bytes=5), model)
+
+
+@pytest.mark.parametrize("parallel", [{"tp": 0}, {"pp": 33}, {"pp": 10**12}, {"dcp": 3}])
+def test_parallelism_that_cannot_be_is_refused(parallel):
+    """A log that says so is of another model, or was edited: one line names it."""
+    log = EngineLog(tokens=1_000, available_bytes=10**9, max_model_len=1_000, **parallel)
+    with pytest.raises(ConfigError):
+        judge(log, preset("llama-3-8b"), gpu("h100"))
+
+
+def test_no_tokens_reported():
+    """Zero tokens are a finding, not a division by zero."""
+    log = EngineLog(tokens=0, available_bytes=10 * 2**30, max_model_len=1_000)
+    verdict = judge(log, preset("llama-3-8b"))
+    assert (verdict.agrees, verdict.findings[0]) == (False, "the engine reported a cache of no tokens at all")
+
+
+WORDS = ["0", "-1", ",", ".", "1.2.3", "nan", "9" * 30, "7", "16", "auto", "fp8", "\n"]
+LINES = (
+    "GPU KV cache size: {} tokens",
+    "Available KV cache memory: {} GiB",
+    "Maximum concurrency for {} tokens per request: {}x",
+    "Model loading took {} GiB",
+    *(f"{name}={{}}" for name in ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")),
+    *(f"{name}={{}}" for name in ("max_num_batched_tokens", "num_gpu_blocks_override")),
+    "'block_size': {}",
+)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["llama-3-8b", "gemma-3-27b", "deepseek-v3", "deepseek-v4-flash", "qwen3-next-80b"]),
+    st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(WORDS)), max_size=8),
+)
+def test_any_log_gives_a_verdict_or_one_line(name, lines):
+    """Whatever figures a log holds, the answer is a verdict or one clear complaint."""
+    text = "\n".join(line.replace("{}", word) for line, word in lines)
+    complaint = ""
+    try:
+        judge(read_log(text), preset(name), gpu("h100"))
+    except ConfigError as error:
+        complaint = str(error)
+    assert "\n" not in complaint
+    assert len(complaint) < 400
