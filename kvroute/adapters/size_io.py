@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kvroute.errors import ConfigError
 from kvroute.sizing.engine_log import LOG_BYTES_LIMIT
+from kvroute.sizing.fields import shown
 from kvroute.sizing.hardware import Hardware, hardware_of
 from kvroute.sizing.model import CONFIG_BYTES_LIMIT, Model, model_from_json
 from kvroute.sizing.presets import preset
@@ -22,6 +23,7 @@ from kvroute.sizing.remedies import Usage
 
 INDEX_BYTES_LIMIT = 64 << 20
 PAGE_BYTES_LIMIT = 16 << 20
+COMPLAINT_CHARS = 200  # of a parser's complaint, which may quote the page
 TIMEOUT_S = 5.0
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -122,7 +124,7 @@ def read_usage(url: str) -> list[Usage]:
     try:
         page = read_page(text, 0.0)
     except ValueError as error:
-        raise ConfigError(f"{url}/metrics: not a metrics page: {error}") from None
+        raise ConfigError(f"{url}/metrics: not a metrics page: {shown(str(error), COMPLAINT_CHARS)}") from None
     dtype = re.search(r'cache_dtype="([^"]*)"', text)
     found = [
         Usage(

@@ -39,7 +39,7 @@ class Model(Struct, frozen=True, kw_only=True):
     name: str
     family: str  # model_type, or the architecture's class name
     layers: tuple[Layer, ...]
-    element_bytes: int = 2  # of the model's own numbers; the cache's where no cache dtype is chosen
+    element_bytes: int = 2  # of a number in the cache where no cache dtype is chosen
     query_heads: int = 0
     hidden_size: int = 0
     context_tokens: int | None = None  # longest context that the model was made for
@@ -102,7 +102,7 @@ def model_of(config: Mapping[str, Any], name: str = "model") -> Model:
         name=name,
         family=fields.word("model_type") or _architecture(root) or "unknown",
         layers=layers,
-        element_bytes=element_bytes,
+        element_bytes=_cache_bytes(fields, root, kinds) or element_bytes,
         query_heads=_heads(fields) or 0,
         hidden_size=fields.whole("hidden_size", "n_embd", "d_model") or 0,
         context_tokens=fields.whole("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -141,6 +141,30 @@ def _element_bytes(fields: Fields, root: Fields) -> int:
     if size != 2:
         fields.notes.append(f"the checkpoint says {word}: cache and weights counted in 16 bits, as engines run it")
     return 2
+
+
+def _cache_bytes(fields: Fields, root: Fields, kinds: list[Kind]) -> int | None:
+    """Bytes of a number in the cache where the checkpoint or its family chooses other ones than the model's own.
+
+    As vLLM resolves --kv-cache-dtype auto: `kv_cache_scheme` of compressed-tensors, `kv_cache_quant_algo` of modelopt.
+    """
+    if any(kind.compressed is not None for kind in kinds):
+        fields.notes.append("the cache is counted in 8 bits, as engines keep it for this family")
+        return 1
+    quantised = root.inner("quantization_config") or root.inner("compression_config")
+    inner = quantised and quantised.inner("quantization")
+    for place in (inner, quantised):
+        for name in ("kv_cache_scheme", "kv_cache_quant_algo") if place else ():
+            chosen = place.data.get(name) if place else None
+            bits = chosen.get("num_bits") if isinstance(chosen, dict) else None
+            if bits == 8 or (isinstance(chosen, str) and chosen.lower() == "fp8"):
+                fields.notes.append(
+                    f"the checkpoint declares an 8-bit cache ({name}): counted so unless a dtype is chosen"
+                )
+                return 1
+            if chosen is not None:
+                fields.notes.append(f"{name} is {shown(chosen)}, which is not counted: choose a --kv-cache-dtype")
+    return None
 
 
 def _heads(fields: Fields) -> int | None:

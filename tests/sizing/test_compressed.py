@@ -20,8 +20,8 @@ WORDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily
 def test_bytes_of_a_token(name, few, many):
     """A vector of 512 numbers and an indexer's key of 132 bytes for 4 tokens, or a vector for 128."""
     model = preset(name)
-    assert kv_bytes_per_token(model) == few * (1024 + 132) // 4 + many * 1024 // 128
-    assert kv_bytes_per_token(model, 1) == -(-(few * (584 + 132) * 32 + many * 584) // 128)
+    assert kv_bytes_per_token(model, 2) == few * (1024 + 132) // 4 + many * 1024 // 128
+    assert kv_bytes_per_token(model) == kv_bytes_per_token(model, 1) == -(-(few * (584 + 132) * 32 + many * 584) // 128)
 
 
 def test_a_conversation_keeps_windows_vectors_and_work():
@@ -29,8 +29,8 @@ def test_a_conversation_keeps_windows_vectors_and_work():
     model = preset("deepseek-v4-flash")
     work = 21 * 8 * 2 * 2 * (512 + 128) * 4 + 20 * 128 * 2 * 512 * 4
     assert state_bytes(model) == work
-    assert kv_bytes(model, 100) == 43 * 100 * 1024 + 21 * 25 * (1024 + 132) + 20 * 1 * 1024 + work
-    assert kv_bytes_per_gpu(model, 100, Parallel(tp=8)) == kv_bytes(model, 100)
+    assert kv_bytes(model, 100, 2) == 43 * 100 * 1024 + 21 * 25 * (1024 + 132) + 20 * 1 * 1024 + work
+    assert kv_bytes_per_gpu(model, 100, Parallel(tp=8), 2) == kv_bytes(model, 100, 2)
 
 
 def test_a_million_tokens_take_a_tenth_of_its_predecessor():

@@ -141,6 +141,28 @@ def test_what_is_no_configuration(data):
     assert str(caught.value).startswith("config.json: ")
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
+    ],
+)
+def test_a_checkpoint_may_declare_an_8_bit_cache(declared):
+    """Then that is what no choice of a dtype means, as engines take it; recurrent states and a chosen dtype stay."""
+    model = model_of({**BASE, "quantization_config": declared})
+    assert kv_bytes_per_token(model) * 2 == kv_bytes_per_token(model, 2) == kv_bytes_per_token(model_of(BASE))
+    assert any("declares an 8-bit cache" in note for note in model.notes)
+
+
+def test_a_cache_of_4_bits_is_said_not_to_be_counted():
+    """What the checkpoint declares and sizing does not know is named."""
+    declared = {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}
+    model = model_of({**BASE, "quantization_config": declared})
+    assert any("kv_cache_quant_algo is 'NVFP4'" in note for note in model.notes)
+
+
 @pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf"])
 def test_json_as_python_writes_it(head):
     """Published hybrids hold Infinity, and some editors leave a byte-order mark: neither decides about the cache."""
