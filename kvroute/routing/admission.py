@@ -20,7 +20,7 @@ All of it is silent while everything fits. Not known here: the clock, sockets, a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from math import ceil, inf
 
@@ -72,12 +72,15 @@ class Chances(Struct, frozen=True):
     """What a request would be on each replica that could serve it."""
 
     members: Sequence[Member]
-    works: Sequence[Work]
+    work: Callable[[Member], Work]  # what it asks of one
     costs_s: Sequence[float]
     tie_s: float = 0.0  # costs that differ by no more are equal
 
-    def order(self) -> list[int]:
-        """Return the places of members: those of lowest cost by what is in flight, then the others by cost."""
+    def order(self) -> Iterator[int]:
+        """Yield the places of members: those of lowest cost by what is in flight, then the others by cost.
+
+        Nearly always the first one is taken, so the others are sorted only when somebody asks for them.
+        """
         members, costs_s = self.members, self.costs_s
         limit_s = min(costs_s) + self.tie_s
 
@@ -85,7 +88,10 @@ class Chances(Struct, frozen=True):
             member = members[at]
             return (0.0 if costs_s[at] <= limit_s else costs_s[at], member.view.sequences, member.last_chosen)
 
-        return sorted(range(len(members)), key=rank_of)
+        tied = [at for at, cost_s in enumerate(costs_s) if cost_s <= limit_s]
+        first = tied[0] if len(tied) == 1 else min(tied, key=rank_of)
+        yield first
+        yield from sorted((at for at in range(len(members)) if at != first), key=rank_of)
 
 
 class Admission:
@@ -151,19 +157,18 @@ class Admission:
             chances: where.
             is_next: nobody else of its model has to go first.
         """
-        conversation, members, works = turn.conversation, chances.members, chances.works
+        conversation, members = turn.conversation, chances.members
         seat = self._set.seat_of(conversation)
         home = None if seat is None else seat.replica
         is_suspended = conversation.is_suspended
         if home is not None and any(m.replica.id == home and self._is_crowded(m, conversation) for m in members):
             home, is_suspended = None, True
-        forecast = self._forecast(turn)
         for at in chances.order():
             member = members[at]
-            has_place = member.replica.id == home or (not is_suspended and is_cached(works[at]))
-            if not has_place and not ((is_next or home) and self._has_seat(member, conversation, forecast)):
+            has_place = member.replica.id == home or (not is_suspended and is_cached(chances.work(member)))
+            if not has_place and not ((is_next or home) and self._has_seat(member, turn)):
                 continue
-            if self._gate.is_open(member, works[at], self._now_s):
+            if self._gate.is_open(member, chances.work(member), self._now_s):
                 return member
             return Waits(True, "no room where it is cheapest")  # to wait is in its price: elsewhere would take longer
         return Waits(False, "the pool is full of live conversations" if is_next else "others wait")
@@ -172,12 +177,12 @@ class Admission:
         conversation = turn.conversation
         return self._habits.of(conversation.model).forecast(conversation, turn.output_tokens)
 
-    def _has_seat(self, member: Member, conversation: Conversation, forecast: Forecast) -> bool:
+    def _has_seat(self, member: Member, turn: Turn) -> bool:
         """Return whether a conversation fits among those that live on a replica. An idle one takes anybody."""
         capacity = member.replica.capacity_tokens
-        if not capacity or not member.view.sequences or not self.memory_s(conversation.model):
+        if not capacity or not member.view.sequences or not self.memory_s(turn.demand.model):
             return True  # where no cache is kept for a next turn, the gate alone decides
-        peak = self._set.peak_tokens(member.replica.id, conversation, forecast)
+        peak = self._set.peak_tokens(member.replica.id, turn.conversation, self._forecast(turn))
         return peak <= self.pressure.fill * capacity
 
     def _is_crowded(self, member: Member, conversation: Conversation) -> bool:
@@ -295,7 +300,7 @@ class Admission:
         turn = Turn(demand, conversation, output_tokens * demand.sequences, lambda turn, usage, now: None)
         is_next = self.is_next(turn)
         found = self.choose(turn, chances, is_next=is_next)
-        rooms = tuple(map(self._room, repeat(turn), chances.members, chances.works))
+        rooms = tuple(map(self._room, repeat(turn), chances.members, map(chances.work, chances.members)))
         line, place = self.waiting.line(demand.model, self._served), rank(turn, self._served)
         seen = (sum(rank(other.turn, self._served) < place for other in line), number, conversation.turns, rooms)
         if isinstance(found, Member):
@@ -311,7 +316,7 @@ class Admission:
             replica=id,
             has_seat=(seat is not None and seat.replica == id)
             or (not conversation.is_suspended and is_cached(work))
-            or self._has_seat(member, conversation, forecast),
+            or self._has_seat(member, turn),
             is_open=self._gate.is_open(member, work, self._now_s),
             peak_tokens=round(self._set.peak_tokens(id, conversation, forecast)),
             peak_limit_tokens=round(self.pressure.fill * capacity),

@@ -367,9 +367,7 @@ class Offers:
     def chances(self, members: Sequence[Member]) -> Chances:
         """Return what the request would be on each."""
         costs_s = self.costs(members)
-        return Chances(
-            members, [self.work(member) for member in members], costs_s, tie_s(members, costs_s, self._demand)
-        )
+        return Chances(members, self.work, costs_s, tie_s(members, costs_s, self._demand))
 
     def there(self, member: Member) -> Placement:
         """Return the price of a choice that is not followed."""
