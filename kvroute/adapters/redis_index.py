@@ -351,8 +351,8 @@ def _match(holdings: tuple[Holding, ...], shards: Sequence[Shard]) -> Match:
     """Take the slower tiers, which were looked up under names of their own, out of holdings; say what is suspect."""
     doubts: dict[ReplicaId, float] = {}
     for shard in shards:
-        for slot, state in shard.fed.items():
-            if (doubt := doubt_in(state)) and (doubtful := shard.replicas[slot]):
+        for slot, doubt in shard.doubts.items():
+            if doubtful := shard.replicas[slot]:
                 doubts[doubtful] = doubt
     if not any(shard.has_tiers for shard in shards):
         return Match(holdings, "index", doubts=doubts)

@@ -102,6 +102,7 @@ class Shard:
         self.tokens: dict[ReplicaId, bytes] = {}  # the registry: of other routers' replicas too
         self.replicas: list[ReplicaId | None] = [None] * SLOTS  # by slot: members in the life that this router knows
         self.fed: dict[int, bytes] = {}  # slots of replicas whose events say what they hold -> state of the stream
+        self.doubts: dict[int, float] = {}  # of these, the share of the blocks that is suspect, where any is
         self.is_followed = False  # some member's events are followed
         self.has_tiers = False  # some slots stand for replicas' slower tiers
         self.is_feeding = False  # Redis does not have all yet that this router placed

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from kvroute.adapters.index import IndexStats, MemoryIndex
-from kvroute.adapters.redis_events import Events
+from kvroute.adapters.redis_events import Events, doubt_in
 from kvroute.adapters.redis_link import Link, ask
 from kvroute.adapters.redis_owner import START, LogId, Owner, Write, part_of, sent
 from kvroute.adapters.redis_shard import Member, Shard, calls
@@ -176,6 +176,7 @@ class Upkeep:
         if version != shard.version:
             shard.is_sweeping = True
         shard.fed = {int(fed[i]): fed[i + 1] for i in range(0, len(fed), 2)}
+        shard.doubts = {slot: doubt for slot, state in shard.fed.items() if (doubt := doubt_in(state))}
         shard.read_registry(version, registry)
         owned = {ReplicaId(leases[i].decode()): leases[i + 1] for i in range(0, len(leases), 2)}
         for replica, member in members.items():
