@@ -274,6 +274,8 @@ class Router:
     ) -> Foresight | None:
         """Return what admission would say to a request now, None where nothing is ever held; nothing is booked.
 
+        What a later turn would itself teach about its conversation is not counted in.
+
         Raises:
             BadRequest, NoReplica: as `place`.
         """

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.demand import Outcome, Usage
 from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
+from kvroute.routing.replica import ReplicaId
 from kvroute.routing.router import Router
 from tests.routing.builders import ask, chain, replica, router_of
 
 NONE: dict[str, int] = {}
 
 
-def small_pool(**settings: object) -> Router:
+def small_pool(**bounds: object) -> Router:
     """Make a router over one replica of 10,000 tokens."""
-    return router_of(replica("a", capacity_tokens=10_000), admission=AdmissionSettings(**settings))
+    return router_of(replica("a", capacity_tokens=10_000), admission=AdmissionSettings(**bounds))
 
 
 def turn(root: int, blocks: int = 250, **fields: object):
@@ -122,3 +126,40 @@ def test_looking_changes_nothing():
     assert router.admission.standing() == other.admission.standing()
     assert repr(router.fleet) == repr(other.fleet)
     assert router.explain(turn(9), {}, 0.0) == other.explain(turn(9), {}, 0.0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 250),  # blocks
+            st.integers(0, 250),  # of these, blocks that a replica holds
+            st.sampled_from(["x", "y"]),  # tenant
+            st.integers(-1, 1),  # priority
+            st.integers(0, 3),  # leases that end before
+            st.sampled_from([0.0, 0.1, 3.0]),  # time that passes before
+        ),
+        max_size=40,
+    )
+)
+def test_what_is_foreseen_comes_true(requests):
+    """Whatever has gone before, a new conversation is placed where it was foreseen, or held for the reason foreseen.
+
+    A later turn is not compared: it teaches what turns add before it is decided about, which is not foreseen.
+    """
+    router = router_of(*(replica(name, capacity_tokens=6_000) for name in "abc"), admission=AdmissionSettings())
+    leases, now_s = [], 0.0
+    for root, (blocks, held, tenant, priority, ends, passed_s) in enumerate(requests):
+        now_s += passed_s
+        for lease in leases[:ends]:
+            lease.finish(Outcome.DONE, now_s, Usage(1, 100))
+        del leases[:ends]
+        demand = turn(root, blocks, tenant=tenant, priority=priority)
+        known = {ReplicaId("abc"[root % 3]): min(held, blocks) * 16}
+        seen = router.foresee(demand, known, now_s)
+        found = router.admit(demand, known, now_s)
+        if isinstance(found, Hold):
+            assert (seen.replica, seen.reason) == (None, found.reason)
+        else:
+            assert (seen.replica, seen.rule) == (found.replica.id, "none")
+            leases.append(found)
