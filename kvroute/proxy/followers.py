@@ -25,8 +25,10 @@ from kvroute.routing.replica import Load, Replica, ReplicaId
 
 log = logging.getLogger("kvroute.events")
 
-SILENT_BLOCKS = 64  # computed by an engine whose stream says nothing: it publishes elsewhere, or not at all
-SILENT_S = 10.0  # and for so long, since metrics are scraped less often than events come
+SILENT_BLOCKS = 512  # computed by an engine whose stream says nothing: it publishes elsewhere, or not at all. A request
+# that fills no block computes up to two blocks' tokens in vain, so that few of them prove nothing
+SILENT_S = 20.0  # and for so long, since metrics are scraped less often than events come
+MISFIT_BLOCKS = 64  # of another size than the prompts', and none that fits
 
 
 class EventSettings(Struct, frozen=True, kw_only=True):
@@ -118,7 +120,7 @@ class Followers:
             return
         feed = one.feed
         counters = feed.table.counters
-        if not one.is_misfit and counters.mismatches > SILENT_BLOCKS and not counters.stored:
+        if not one.is_misfit and counters.mismatches > MISFIT_BLOCKS and not counters.stored:
             one.is_misfit = feed.is_silent = True
             self.stats.misfits += 1
             log.warning(

@@ -219,6 +219,7 @@ async def test_without_replay_nothing_untrue_outlives_fifty_deliveries():
 async def test_a_silent_stream_is_noticed(monkeypatch):
     """A replica that serves and publishes elsewhere than it says holds what it was sent, and that is reported."""
     monkeypatch.setattr("kvroute.proxy.followers.SILENT_S", 0.5)
+    monkeypatch.setattr("kvroute.proxy.followers.SILENT_BLOCKS", 64)
     nowhere = {"events.endpoint": "tcp://127.0.0.1:9", "feeds.metrics_interval_s": 0.1}
     async with rig(1, **nowhere) as it:
         for number in range(20):
