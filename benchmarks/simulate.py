@@ -127,7 +127,7 @@ def determinism() -> Iterator[Figure]:
 
 
 def main() -> int:
-    return conclude([figure for part in (determinism, shares, speed, published) for figure in part()])
+    return conclude([figure for part in (speed, determinism, shares, published) for figure in part()])
 
 
 if __name__ == "__main__":

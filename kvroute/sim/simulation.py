@@ -35,8 +35,8 @@ IGNORED = (
     "clients that leave before their answer is complete",
     "speculative decoding, LoRA adapters, images, and prefill on other engines than decode",
 )
-HISTORY_BLOCKS = 1 << 22  # that are remembered to tell what could have been hit
-REFAULT_CACHES = 8  # a replica remembers what it evicted for so many times its cache
+HISTORY_BLOCKS = 1 << 22  # remembered at the most, to tell what could have been hit
+REFAULT_CACHES = 4  # a replica remembers what it evicted for so many times its cache
 LOOK_S = 1.0  # between two looks at what is held
 PROGRESS_EVERY = 64  # finished requests
 

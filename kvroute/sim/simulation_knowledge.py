@@ -15,6 +15,8 @@ from kvroute.kv.pool import CacheEvent, Removed, Stored
 from kvroute.kv.residency import Residency
 from kvroute.routing.replica import Holding, ReplicaId
 
+HISTORY_REQUESTS = 50_000  # of a generation
+
 
 class Knowledge(Protocol):
     """Who holds what, as a router knows it."""
@@ -183,12 +185,22 @@ class SentView:
 class History:
     """What a prompt could have hit: in one cache of (nearly) unlimited size, or in one replica's own that never evicts.
 
-    Bounded: at so many blocks the least recently used are forgotten.
+    Bounded in blocks and in requests: two generations, of which the older is forgotten when the younger is full.
     """
 
-    def __init__(self, limit_blocks: int) -> None:
-        self._seen = Residency(limit_blocks)
+    def __init__(self, limit_blocks: int, limit_requests: int = HISTORY_REQUESTS) -> None:
+        self._limit_blocks = limit_blocks
+        self._limit_requests = limit_requests
+        self._young = self._old = Residency(limit_blocks)
+        self._requests = 0  # that the young one has taken in
 
     def see(self, prompt: PrefixChain, chain: PrefixChain) -> int:
         """Return how many of a prompt's blocks were there before, and take in the chain of prompt and answer."""
-        return min(self._seen.record(chain).held, len(prompt) // HASH_BYTES)
+        if self._requests >= self._limit_requests:
+            self._old, self._young, self._requests = self._young, Residency(self._limit_blocks), 0
+        self._requests += 1
+        held = self._young.record(chain).held
+        blocks = len(prompt) // HASH_BYTES
+        if held < blocks and self._old is not self._young:
+            held = max(held, self._old.held(prompt))
+        return min(held, blocks)

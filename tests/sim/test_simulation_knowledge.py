@@ -126,3 +126,15 @@ def test_history_counts_what_was_there_before():
     assert history.see(chain("a"), chain("a", "answer")) == 0
     assert history.see(chain("a", "answer"), chain("a", "answer", "more")) == 8
     assert history.see(chain("a"), chain("a")) == 4
+
+
+def test_history_is_bounded_in_requests():
+    """A generation that is full becomes the old one: what was used within the last two is remembered, no more."""
+    history = History(1000, limit_requests=3)
+    history.see(chain("a"), chain("a"))
+    for key in "bcd":
+        history.see(chain(key), chain(key))
+    assert history.see(chain("a"), chain("a")) == 4
+    for key in "efghij":
+        history.see(chain(key), chain(key))
+    assert history.see(chain("a"), chain("a")) == 0
