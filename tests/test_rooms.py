@@ -36,7 +36,7 @@ DOORS = {  # room: the rooms that it may import, besides itself
 }
 PURE = {"errors", "kv", "sizing", "routing", "sim", "workers.staff"}  # rooms, and single modules
 LANGUAGE = {"__future__", "collections", "dataclasses", "enum", "functools", "typing", "msgspec"}
-TOOLS = {"array", "bisect", "heapq", "itertools", "math", "random", "re", "statistics", "struct", "xxhash"}
+TOOLS = {"array", "bisect", "heapq", "itertools", "json", "math", "random", "re", "statistics", "struct", "xxhash"}
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 MOCKS_PER_TEST_MAX = 0.05

@@ -55,14 +55,14 @@ def read_config(path: Path) -> Model:
     return model_from_json(data, path.parent.name if path.name == "config.json" and path.parent.name else path.name)
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
-    """Read a file that must not be larger than `limit` bytes.
+def read_bounded(path: Path, limit: int, wait_s: float = TIMEOUT_S) -> bytes:
+    """Read a file, or a pipe that delivers something every `wait_s`, that must not be larger than `limit` bytes.
 
     Raises:
         ConfigError: it is larger, or cannot be read.
     """
     try:
-        data = _read_pipe(path, limit) if path.is_fifo() else _read_file(path, limit)
+        data = _read_pipe(path, limit, wait_s) if path.is_fifo() else _read_file(path, limit)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     if len(data) > limit:
@@ -75,13 +75,13 @@ def _read_file(path: Path, limit: int) -> bytes:
         return file.read(limit + 1)
 
 
-def _read_pipe(path: Path, limit: int) -> bytes:
+def _read_pipe(path: Path, limit: int, wait_s: float) -> bytes:
     """Read until the writer ends. One that is never there, or stops writing, is not waited for without end."""
     parts, size = [], 0
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         while size <= limit:
-            if not select.select([file], [], [], TIMEOUT_S)[0]:
-                raise ConfigError(f"{path}: nothing came out of this pipe for {TIMEOUT_S:.0f} s")
+            if not select.select([file], [], [], wait_s)[0]:
+                raise ConfigError(f"{path}: nothing came out of this pipe for {wait_s:.0f} s")
             part = file.read(min(1 << 16, limit + 1 - size))
             if not part:
                 break

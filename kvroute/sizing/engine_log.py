@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -66,12 +65,15 @@ def _gib(text: str) -> int:
 
 def _figures(pattern: str, read: _Read, text: str) -> list[Any]:
     """Read what a pattern finds. A figure that is none, or larger than any engine's, counts as not printed."""
-    found = []
-    for value in re.findall(pattern, text):
-        if read is str or len(value) <= FIGURE_DIGITS:
-            with suppress(ValueError):
-                found.append(read(value))
-    return found
+    values = (_figure(value, read) for value in re.findall(pattern, text))
+    return [value for value in values if value is not None]
+
+
+def _figure(text: str, read: _Read) -> Any:
+    try:
+        return read(text) if read is str or len(text) <= FIGURE_DIGITS else None
+    except ValueError:
+        return None
 
 
 _Read = Callable[[str], Any]

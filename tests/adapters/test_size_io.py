@@ -182,7 +182,7 @@ def test_a_pipe_delivers_a_configuration(tmp_path):
     writer.join()
 
 
-def test_a_pipe_is_bounded(tmp_path, monkeypatch):
+def test_a_pipe_is_bounded(tmp_path):
     """Neither a pipe that delivers too much nor one that delivers nothing is read without end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -190,11 +190,10 @@ def test_a_pipe_is_bounded(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="too large"):
         read_bounded(pipe, 65_536)
     writer.join()
-    monkeypatch.setattr(size_io, "TIMEOUT_S", 0.05)
     silent = os.open(pipe, os.O_RDWR)
     try:
         with pytest.raises(ConfigError, match="nothing came out of this pipe"):
-            read_bounded(pipe, 65_536)
+            read_bounded(pipe, 65_536, wait_s=0.05)
     finally:
         os.close(silent)
 
