@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from math import ceil, inf
+from math import ceil
 
 from msgspec import Struct
 
@@ -45,7 +45,6 @@ from kvroute.routing.working_set import WorkingSet
 PLAN_EVERY_S = 2.0
 OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
 OVER_MIN_S = 4.0
-MEMORY_SEED_S = 5.0  # how long a seat is kept before pauses were seen
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
 HELD_SHARE = 0.8  # of a prompt, from which a replica that holds it needs no room for it
@@ -107,7 +106,6 @@ class Admission:
         self._set = WorkingSet()
         self._served = Served()
         self._silent: OrderedDict[int, tuple[Conversation, float]] = OrderedDict()  # and when they are taken to be over
-        self._memory_s: dict[str, tuple[float, float]] = {}  # model -> planned when, and how long seats are kept
         self._count = 0
         self._now_s = 0.0
         self._left_s: float | None = None  # when the last request left the line
@@ -336,17 +334,16 @@ class Admission:
 
     def memory_s(self, model: str) -> float:
         """Return how long a conversation keeps its seat between two turns."""
-        return self._memory_s.get(model, (0.0, MEMORY_SEED_S))[1]
+        return self._habits.of(model).memory_s
 
     def plan(self, model: str, member: Member) -> None:
         """Find anew how long that should be, if it is time to."""
-        planned_s = self._memory_s.get(model, (-inf, 0.0))[0]
         habits, capacity = self._habits.of(model), member.replica.capacity_tokens
-        if self._now_s < planned_s + PLAN_EVERY_S or not capacity or habits.turns_seen < TURNS_MIN:
+        if self._now_s < habits.planned_s + PLAN_EVERY_S or not capacity or habits.turns_seen < TURNS_MIN:
             return
         turns = turns_of(habits, member.rates.attention_tokens)
         room = self.pressure.fill * capacity / max(habits.own_tokens + habits.output_tokens, 1.0)
-        self._memory_s[model] = (self._now_s, best_plan(turns, max(room, 1.0), member.rates).memory_s)
+        habits.planned_s, habits.memory_s = self._now_s, best_plan(turns, max(room, 1.0), member.rates).memory_s
 
 
 def is_cached(work: Work) -> bool:

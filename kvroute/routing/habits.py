@@ -37,6 +37,7 @@ PAUSE_SEED_S = 4.0
 PAUSE_PRIOR = 4.0
 PAUSE_WEIGHT_MAX = 1e6
 CHANCES_MAX = 4096
+MEMORY_SEED_S = 5.0  # before pauses were seen
 MODELS_MAX = 256
 
 
@@ -49,6 +50,8 @@ class Habits:
         self.own_tokens = 0.0  # of these, what the conversation does not share
         self.output_tokens = 0.0  # of an answer; 0 = none was seen
         self.turns_seen = 0
+        self.memory_s = MEMORY_SEED_S  # how long a pausing conversation's cache should be kept, as planned
+        self.planned_s = -inf  # when that was
         self._ended = [PRIOR_TURNS / (2 * first_turn(step) + 1) for step in range(STEPS)]
         self._at_risk = [PRIOR_TURNS] * STEPS
         self._survival = [0.0] * STEPS

@@ -26,6 +26,7 @@ from kvroute.routing.rates import Rates
 
 ROUNDS = 40  # of bisection: far below a thousandth of a sequence
 WORTH = 1.02  # a longer memory has to serve so much more than a shorter one
+LONGEST_S = 600.0  # nobody's place is kept for longer
 NEEDED = 1.25  # and any so much more than none: means promise more than a pool of few conversations keeps
 
 
@@ -53,6 +54,8 @@ def best_plan(turns: Turns, room: float, rates: Rates) -> Plan:
     within, held = 0.0, 0.0
     shorter_s = 0.0
     for end_s, share in turns.pauses:
+        if end_s > LONGEST_S:
+            break
         held += share * (shorter_s + end_s) / 2
         within += share
         goes_on = 1.0 - turns.ends
