@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from kvroute.adapters.index import Index
-from kvroute.errors import BadRequest, KvrouteError
+from kvroute.errors import BadRequest, KvrouteError, NoReplica
 from kvroute.kv.block_tree import TIERS
 from kvroute.proxy import openai
 from kvroute.proxy.catalogue import Catalogue
@@ -65,7 +65,7 @@ class Explain:
         inference = openai.parse(_path(query.get("path"), body), body)
         served = self._catalogue.find(inference.model)
         if served is None:
-            raise openai.unknown_model(inference.model or "", self._catalogue.names())
+            raise self._no_model(inference.model)
         tenant, priority = query.get("tenant", "default"), _priority(query.get("priority", "0"))
         question = await self._asker.ask(inference, served, tenant, priority)
         now_s, router = self._clock(), self._router
@@ -80,6 +80,12 @@ class Explain:
             "offers": [_offer(offer) for offer in offers],
             "admission": admission,
         }
+
+    def _no_model(self, model: str | None) -> KvrouteError:
+        names = self._catalogue.names()
+        if not names:
+            return NoReplica("No replica has been seen yet; try again")
+        return openai.which_model(names) if model is None else openai.unknown_model(model, names)
 
     def _admission(self, question: Question, now_s: float) -> tuple[dict[str, Any], Foresight | None]:
         try:

@@ -127,8 +127,7 @@ class Handler:
         if not names:
             raise NoReplica("No replica has been seen yet; try again")
         if model is None:
-            choices = ", ".join(names)
-            raise BadRequest(f"This pool serves several models; set `model` to one of: {choices}", param="model")
+            raise openai.which_model(names)
         raise openai.unknown_model(model, names)
 
 

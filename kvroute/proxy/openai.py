@@ -304,6 +304,12 @@ def unknown_model(model: str, choices: Iterable[str]) -> BadRequest:
     return BadRequest(message, param="model", status=404, kind="NotFoundError")
 
 
+def which_model(choices: Iterable[str]) -> BadRequest:
+    """Return what a request is told that names no model before a pool with several."""
+    names = ", ".join(sorted(choices))
+    return BadRequest(f"This pool serves several models; set `model` to one of: {names}", param="model")
+
+
 def models_body(cards: Iterable[ModelCard], created_s: int) -> bytes:
     """Return the answer to /v1/models: every name once, in the order in which it comes."""
     data: dict[str, dict[str, Any]] = {}

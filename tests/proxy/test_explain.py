@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import pytest
 
+from kvroute.proxy.app import Service
 from kvroute.routing.cost import TERMS
-from tests.proxy.pool import Pool, running_pool
+from tests.proxy.harness import closed_port
+from tests.proxy.pool import Pool, running_pool, settings
 
 TEXT = "one two three four five six seven eight nine ten " * 20
 
@@ -135,3 +138,15 @@ async def test_refused(query, data, status, words):
         found, body = await pool.admin(f"/admin/explain{query}", "POST", data=data)
         assert found == status
         assert words in body["error"]["message"]
+
+
+async def test_before_any_replica_was_seen():
+    """Nothing can be explained before a replica has said what it serves; it is worth another try."""
+    service = Service(settings([f"http://127.0.0.1:{closed_port()}"]))
+    await service.start()
+    try:
+        async with aiohttp.ClientSession() as http, http.post(service.admin_url + "/admin/explain", json=chat()) as it:
+            assert it.status == 503
+            assert "No replica has been seen" in (await it.json())["error"]["message"]
+    finally:
+        await service.stop()

@@ -29,4 +29,4 @@ async def test_names_are_unique():
         _, text = await pool.admin("/metrics")
         names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(names) == len(set(names))
-        assert {"kvroute_shadow_our_cost_seconds_total", "kvroute_holds_begun_total", "kvroute_admission_fill"} <= set(names)
+        assert {"kvroute_shadow_our_cost_seconds_total", "kvroute_holds_begun_total"} <= set(names)

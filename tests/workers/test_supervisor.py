@@ -300,6 +300,22 @@ def test_every_worker_follows_another_policy(replica, tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_that_come_later_follow_the_policy_that_was_ordered(replica, tmp_path):
+    """When every worker has been killed and replaced, requests still go by the order and not by the settings."""
+    with two_workers(replica, tmp_path / "router.log") as router:
+        order = json.dumps({"policy": "least-request"}).encode()
+        with urllib.request.urlopen(f"{router.admin}/admin/policy", data=order, timeout=10) as answer:
+            assert answer.status == 200
+        for pid in workers(router):
+            before = workers(router)
+            os.kill(pid, signal.SIGKILL)
+            replaced = until(lambda: workers(router) - before, bool, PATIENCE_S)  # noqa: B023 - read at once
+            assert len(replaced) == 1
+            until(lambda: json.loads(fetch(f"{router.admin}/health"))["workers"], lambda n: n == 2, PATIENCE_S)
+        assert json.loads(fetch(f"{router.admin}/admin/policy"))["policy"] == "least-request"
+
+
+@pytest.mark.slow
 def test_a_reload_changes_the_number_of_workers(replica, tmp_path):
     """With another number in the file there are as many processes, and every connection finds one."""
     file = settings_file(tmp_path, replica, workers=3)
