@@ -29,6 +29,8 @@ CACHE_DTYPE_BYTES = {
     "fp8": 1,
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "fp8_ds_mla": 1,  # packed: see Latent.eight_bit_bytes
     "int8": 1,
     "float32": 4,
 }

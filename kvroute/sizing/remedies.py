@@ -14,7 +14,7 @@ from math import ceil, floor
 
 from msgspec import Struct
 
-from kvroute.sizing.capacity import kv_bytes
+from kvroute.sizing.capacity import CACHE_DTYPE_BYTES, kv_bytes
 from kvroute.sizing.model import Model
 
 FULL = 0.9  # share of the cache from which an engine is close to its limit
@@ -117,7 +117,8 @@ def _memory(usage: Usage, tokens: int, now: int, model: Model | None) -> Remedy:
         return Remedy(
             "more memory", 2 * now, f"a second engine beside it doubles the tokens: {2 * now:,} conversations"
         )
-    more = 10 * GB // max(1, kv_bytes(model, tokens))
+    size = CACHE_DTYPE_BYTES.get(usage.cache_dtype, model.element_bytes)
+    more = 10 * GB // max(1, kv_bytes(model, tokens, size))
     return Remedy(
         "more memory", now + more, f"each further 10 GB of cache holds {more:,} more conversations of {tokens:,} tokens"
     )

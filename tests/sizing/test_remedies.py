@@ -62,3 +62,10 @@ def test_remedies_that_buy_nothing():
     assert 10 < hybrid.conversations < 20
     assert "5 at once fit" in by_name(headroom(usage()))["fewer concurrent requests"].what
     assert by_name(headroom(usage()))["more memory"].conversations == 20
+
+
+def test_more_memory_is_counted_in_the_engines_own_dtype():
+    """10 GB hold twice the conversations where the engine keeps its cache in 8 bits."""
+    wide, narrow = (by_name(headroom(usage(cache_dtype=dtype), preset("llama-3.1-8b"))) for dtype in ("auto", "fp8"))
+    gained = [found["more memory"].conversations - 10 for found in (wide, narrow)]
+    assert gained == [10 * 10**9 // (10_000 * 131_072), 10 * 10**9 // (10_000 * 65_536)]
