@@ -256,7 +256,6 @@ class Service:
                 old.routing, policy=routing.policy, ttft_weight=routing.ttft_weight, shadow=routing.shadow
             ),
         )
-        log.info("routing by %s, ttft_weight %s, beside it %s", routing.policy, routing.ttft_weight, routing.shadow)
         changed = [name for name in config.__struct_fields__ if getattr(config, name) != getattr(self.config, name)]
         if changed:
             log.warning("a single process keeps its other settings; a restart would change: %s", ", ".join(changed))

@@ -6,6 +6,7 @@ ends or its settings are read again.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,8 @@ from kvroute.proxy import openai
 from kvroute.proxy.placing import Placing
 from kvroute.routing.router import POLICIES, Router
 from kvroute.routing.shadow import Tally
+
+log = logging.getLogger("kvroute.policy")
 
 SUMS = tuple(name for name in Tally.__struct_fields__ if name != "policy")
 
@@ -70,6 +73,7 @@ class Policies:
             shadows=self._shadows() if order.shadow is None else order.shadow,
         )
         self._placing.changed()  # what was held goes where the new policy says
+        log.info("routing by %s, ttft_weight %s, beside it %s", *self._state().values())
 
     async def shadow(self, _request: web.Request) -> web.Response:
         """Compare what others would have chosen with what was followed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -150,3 +151,21 @@ async def test_before_any_replica_was_seen():
             assert "No replica has been seen" in (await it.json())["error"]["message"]
     finally:
         await service.stop()
+
+
+async def test_a_request_goes_where_it_was_explained_to_go():
+    """One after another, prompts that share beginnings go where they were explained to go, with those hits."""
+    rng = Random(7)
+    async with running_pool(3) as pool:
+        for _ in range(30):
+            words = [f"topic {rng.randrange(4)} "] + [
+                f"part {rng.randrange(2)} " * 20 for _ in range(rng.randrange(1, 8))
+            ]
+            body = chat("".join(words), max_tokens=1)
+            found = await explain(pool, body)
+            async with pool.http.post(pool.service.url + "/v1/chat/completions", json=body) as answer:
+                assert answer.headers["x-kvroute-replica"] == found["choice"]["replica"], found
+                usage = (await answer.json())["usage"]
+            offer = next(offer for offer in found["offers"] if offer["replica"] == found["choice"]["replica"])
+            assert usage["prompt_tokens"] == found["prompt"]["tokens"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == offer["hit_tokens"]
