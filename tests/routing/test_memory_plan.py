@@ -6,7 +6,7 @@ from math import exp
 
 import pytest
 
-from kvroute.routing.memory_plan import Turns, best_plan, turns_served
+from kvroute.routing.memory_plan import LONGEST_S, Turns, best_plan, turns_served
 from kvroute.routing.rates import Rates
 
 RATES = Rates(fixed_s=0.0, token_s=0.0001, step_s=0.02, sequence_growth=0.0, kv_growth=0.0)
@@ -53,3 +53,9 @@ def test_room_is_what_running_and_kept_ones_share():
 def test_conversations_that_end_make_memory_dearer():
     """What is kept for nobody is lost room."""
     assert best_plan(turns(4.0, ends=0.5), 20.0, RATES).turns_s < best_plan(turns(4.0), 20.0, RATES).turns_s
+
+
+def test_nobodys_place_is_kept_for_longer_than_ten_minutes():
+    """However rare and long pauses are, and however much room there is, the plan has an end."""
+    plan = best_plan(turns(5_000.0), 100_000.0, RATES)
+    assert plan.memory_s <= LONGEST_S
