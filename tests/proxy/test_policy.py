@@ -8,7 +8,7 @@ import pytest
 
 from kvroute.proxy.policy import merged
 from tests.proxy.pool import running_pool
-from tests.proxy.test_holds import SMALL, asking, holds
+from tests.proxy.test_holds import SMALL, asking, holds, left
 
 TEXT = "one two three four five six seven eight nine ten " * 20
 
@@ -39,10 +39,10 @@ async def test_what_was_held_goes_by_the_new_policy():
         waiting = asking(pool, 1)
         await holds(pool, lambda report: report["held"])
         await pool.admin("/admin/policy", "POST", json={"policy": "round-robin"})
-        await holds(pool, lambda report: not report["counts"]["now"])
-        assert not first.done()
-        assert await asyncio.gather(first, waiting) == [200, 200]
-        assert {promise.requests for promise in pool.service.fleet.promises().values()} == {0}
+        report = await holds(pool, lambda report: not report["counts"]["now"])
+        assert report["counts"]["placed"] == 1
+        assert [promise.requests for promise in pool.service.fleet.promises().values()] == [2]  # the first one goes on
+        await asyncio.gather(left(first), left(waiting))
 
 
 @pytest.mark.parametrize(
