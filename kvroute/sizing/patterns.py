@@ -84,9 +84,18 @@ def kinds_of(fields: Fields) -> list[Kind]:
     letters = fields.word("hybrid_override_pattern")
     if letters:
         return [_kind_of_letter(fields, letter) for letter in letters[:LAYERS_LIMIT]]
-    layers = fields.needed("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=LAYERS_LIMIT)
+    layers = _count(fields)
     kinds = next((found for rule in rules if (found := rule(fields, layers)) is not None), None)
     return _without_shared(fields, kinds if kinds is not None else _by_window(fields, layers))
+
+
+def _count(fields: Fields) -> int:
+    """Number of layers: as stated, or as have a word each (Nemotron-H as transformers release 5 writes it)."""
+    names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    words = fields.items("layers_block_type")
+    if words and not any(fields.has(name) for name in names):
+        return min(len(words), LAYERS_LIMIT)
+    return fields.needed(*names, most=LAYERS_LIMIT)
 
 
 def _kind_of_letter(fields: Fields, letter: str) -> Kind:

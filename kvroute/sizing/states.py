@@ -54,7 +54,8 @@ def state_of(fields: Fields, element_bytes: int) -> State:
             conv_channels=channels, conv_steps=fields.needed("conv_L_cache") - 1, conv_element_bytes=element_bytes
         )
     if (fields.word("model_type") or "").startswith("minimax"):
-        heads, head = fields.needed("num_attention_heads"), fields.needed("head_dim")
+        heads = fields.needed("num_attention_heads")
+        head = fields.whole("head_dim") or fields.needed("hidden_size") // heads
         return State(heads=heads, head_numbers=head * head, state_element_bytes=element_bytes)
     fields.notes.append(
         f"{fields.path}the recurrent layers' state is not counted: no known set of fields describes it (sought: "

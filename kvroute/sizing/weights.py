@@ -130,6 +130,8 @@ def _experts(fields: Fields) -> tuple[int, int]:
 
 
 def _expert(fields: Fields, hidden: int) -> int:
+    if isinstance(fields.data.get("intermediate_size"), list):
+        return 0
     size = fields.whole("moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
     inner = fields.whole("moe_latent_size") or hidden
     return _matrices(fields) * inner * (size or 0)
@@ -137,6 +139,8 @@ def _expert(fields: Fields, hidden: int) -> int:
 
 def _beside_experts(fields: Fields, hidden: int, experts: int) -> int:
     """Router and shared experts of a sparse layer."""
+    if not experts:
+        return 0
     size = fields.whole("moe_intermediate_size", "intermediate_size") or 0
     if (fields.word("model_type") or "").startswith("llama4"):
         shared: int | None = size
@@ -159,11 +163,20 @@ def _feed_forward(fields: Fields, index: int, kind: Kind, hidden: int, experts: 
     if letters:
         if letters[index] == "E":
             return None
-        return _dense(fields, hidden) if letters[index] == "-" else 0
-    return None if experts and _is_sparse(fields, index) else _dense(fields, hidden)
+        return _dense(fields, hidden, index) if letters[index] == "-" else 0
+    words = fields.items("layers_block_type")
+    if words and (fields.word("model_type") or "").startswith("nemotron_h"):
+        return None if words[index] == "moe" else _dense(fields, hidden, index) if words[index] == "mlp" else 0
+    return None if experts and _is_sparse(fields, index) else _dense(fields, hidden, index)
 
 
-def _dense(fields: Fields, hidden: int) -> int:
+def _dense(fields: Fields, hidden: int, index: int) -> int:
+    sizes = fields.data.get("intermediate_size")
+    if isinstance(sizes, list):  # one a layer (Gemma 3n)
+        listed = Fields(
+            {str(layer): size for layer, size in enumerate(sizes)}, f"{fields.path}intermediate_size.", fields.notes
+        )
+        return _matrices(fields) * hidden * (listed.whole(str(index)) or 0)
     size = fields.whole("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     if size is None and (fields.word("model_type") or "") in ("gpt2", "gpt_bigcode", "falcon", "bloom"):
         size = 4 * hidden  # these families state it only where it differs

@@ -4,6 +4,7 @@ import pytest
 
 from kvroute.sizing.layers import Latent
 from kvroute.sizing.model import model_of
+from kvroute.sizing.presets import PRESETS
 from tests.sizing.shapes import BASE, MAMBA2, kinds, windows
 
 
@@ -85,3 +86,14 @@ def test_pruned_layers():
     block = [{"attention": {"n_heads_in_group": 8}}, {"attention": {"no_op": True}}] * 4
     model = model_of({**BASE, "block_configs": block})
     assert [layer[0].kv_heads if layer else 0 for layer in model.layers] == [2, 0] * 4
+
+
+def test_a_word_a_layer_counts_the_layers():
+    """Nemotron-H as transformers release 5 writes it has words and no number: the same model as by letters."""
+    config = dict(PRESETS["nemotron-3-nano-30b"].config)
+    by_letters = model_of(config)
+    words = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
+    config["layers_block_type"] = [words[letter] for letter in config.pop("hybrid_override_pattern")]
+    del config["num_hidden_layers"]
+    assert model_of(config).layers == by_letters.layers
+    assert model_of(config).weights == by_letters.weights

@@ -59,3 +59,9 @@ def test_a_state_without_its_size_is_refused():
     """A Mamba 2 layer without a head size names the field."""
     with pytest.raises(ConfigError, match="mamba_head_dim is missing"):
         kinds(layer_types=["mamba"] * 8, mamba_n_heads=32, mamba_d_state=1, mamba_n_groups=1, mamba_d_conv=4)
+
+
+def test_minimax_without_a_head_dim():
+    """A head's size follows from the hidden size where it is not stated."""
+    fields = {**BASE, "model_type": "minimax", "attn_type_list": [0, 1] * 4}
+    assert state_bytes(model_of(fields)) == state_bytes(model_of({**fields, "head_dim": 64})) == 4 * 16 * 64 * 64 * 2

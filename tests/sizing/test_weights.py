@@ -100,3 +100,10 @@ def test_dense_layers_by_word():
     del config["first_k_dense_replace"]
     config["mlp_layer_types"] = ["dense"] * 3 + ["sparse"] * 75
     assert model_of(config).weights == by_number
+
+
+def test_a_width_a_layer():
+    """Gemma 3n lists the feed-forward's width for every layer; the sum is counted."""
+    plain = model_of({**BASE, "intermediate_size": 4096}).weights.parameters
+    listed = model_of({**BASE, "intermediate_size": [2048, 6144] * 4}).weights.parameters
+    assert listed == plain
