@@ -183,7 +183,7 @@ def _specs(model: Model, settings: Settings) -> list[tuple[int, Spec]]:
     if not settings.hybrid and len({spec.kind for _, spec in specs} - {"state"}) > 1:
         specs = [(index, _promoted(spec)) for index, spec in specs]
     if settings.parallel.dcp > 1 and any(spec.kind == "window" for _, spec in specs):
-        raise NoPlanError("vLLM does not combine decode context parallelism with sliding windows: use dcp 1")
+        raise ConfigError("vLLM does not combine decode context parallelism with sliding windows: use dcp 1")
     return specs
 
 
