@@ -21,7 +21,7 @@ from kvroute.routing.shadow import Tally
 
 log = logging.getLogger("kvroute.policy")
 
-SUMS = tuple(name for name in Tally.__struct_fields__ if name != "policy")
+SUMS = tuple(name for name in Tally.__struct_fields__ if name not in ("policy", "placed"))
 
 
 class Order(Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,9 +121,11 @@ def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several processes' reports as one."""
     sums: dict[str, dict[str, Any]] = {}
     for row in (row for each in reports for row in each["shadows"]):
-        known = sums.setdefault(row["policy"], {"policy": row["policy"], **dict.fromkeys(SUMS, 0)})
+        known = sums.setdefault(row["policy"], {"policy": row["policy"], **dict.fromkeys(SUMS, 0), "placed": {}})
         for name in SUMS:
             known[name] += row[name]
+        for replica, count in row["placed"].items():
+            known["placed"][replica] = known["placed"].get(replica, 0) + count
     return report(reports[0]["policy"], list(sums.values()))
 
 

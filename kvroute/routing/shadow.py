@@ -19,9 +19,11 @@ from msgspec import Struct
 from kvroute.routing.lease import Placement
 from kvroute.routing.member import Member
 from kvroute.routing.policy import Case, Policy
+from kvroute.routing.replica import ReplicaId
 
 SHADOWS_MAX = 4
 LOOKS = 64
+REPLICAS_MAX = 4096
 
 
 class Tally(Struct):
@@ -36,6 +38,7 @@ class Tally(Struct):
     hit_tokens: int = 0
     our_hit_tokens: int = 0
     failures: int = 0
+    placed: dict[ReplicaId, int] = {}  # placements by the replica that it chose; of the first REPLICAS_MAX
 
 
 class Shadows:
@@ -81,3 +84,5 @@ class Shadows:
             tally.our_cost_s += chosen.cost_s
             tally.hit_tokens += there.hit_tokens
             tally.our_hit_tokens += chosen.hit_tokens
+            if there.replica in tally.placed or len(tally.placed) < REPLICAS_MAX:
+                tally.placed[there.replica] = tally.placed.get(there.replica, 0) + 1

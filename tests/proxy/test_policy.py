@@ -75,6 +75,7 @@ async def test_shadows_are_compared_with_what_was_followed():
         robin, lmetric = report["shadows"]
         assert (robin["policy"], robin["placements"], robin["same"]) == ("round-robin", 10, 5)
         assert robin["same_share"] == 0.5
+        assert robin["placed"] == dict.fromkeys(pool.urls, 5)
         assert robin["hit_share"] < robin["our_hit_share"]
         assert robin["mean_cost_s"] > robin["our_mean_cost_s"]
         assert lmetric["hit_share"] == lmetric["our_hit_share"]
@@ -89,10 +90,11 @@ def test_reports_of_several_processes_add_up():
     """Sums are added and shares made of the sums; a process that has seen nothing changes none."""
     row = {
         "policy": "random", "placements": 2, "same": 1, "prompt_tokens": 100, "cost_s": 3.0, "our_cost_s": 1.0,
-        "hit_tokens": 10, "our_hit_tokens": 50, "failures": 0,
+        "hit_tokens": 10, "our_hit_tokens": 50, "failures": 0, "placed": {"a": 2},
     }  # fmt: skip
-    none = {name: value if name == "policy" else 0 for name, value in row.items()}
+    none = dict.fromkeys(row, 0) | {"policy": "random", "placed": {}}
     one, nothing = ({"policy": "kvroute", "shadows": [each]} for each in (row, none))
     (sums,) = merged([nothing, one, one])["shadows"]
     assert (sums["placements"], sums["same_share"], sums["mean_cost_s"], sums["our_hit_share"]) == (4, 0.5, 1.5, 0.5)
+    assert sums["placed"] == {"a": 4}
     assert merged([nothing])["shadows"][0]["same_share"] is None

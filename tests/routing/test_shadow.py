@@ -32,6 +32,7 @@ def test_a_shadow_is_counted_against_what_was_followed():
     assert placements(router) == ["a"] * 12
     (tally,) = router.shadows.tallies
     assert (tally.policy, tally.placements, tally.same) == ("round-robin", 12, 4)
+    assert tally.placed == {"a": 4, "b": 4, "c": 4}
     assert (tally.hit_tokens, tally.our_hit_tokens, tally.prompt_tokens) == (4 * 900, 12 * 900, 12 * 1000)
     assert tally.cost_s - tally.our_cost_s == pytest.approx(8 * 0.9, rel=0.2)  # 900 tokens at 1 ms
 
