@@ -85,11 +85,19 @@ class HoldSettings(Settings, frozen=True):
     wait_s: Seconds = 300.0
 
 
+class SloSettings(Settings, frozen=True):
+    """What a request should get."""
+
+    ttft_s: Seconds
+    token_s: Seconds
+
+
 class RoutingSettings(Settings, frozen=True):
     """How a replica is chosen."""
 
     policy: Policy = "kvroute"
     ttft_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    slo: SloSettings | None = None
     shadow: Annotated[tuple[Policy, ...], Meta(max_length=4)] = ()
     holds: HoldSettings = HoldSettings()
 

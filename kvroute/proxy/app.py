@@ -47,6 +47,7 @@ from kvroute.proxy.telemetry import Telemetry
 from kvroute.proxy.tenants import Tenants
 from kvroute.routing.account import Account
 from kvroute.routing.admission import AdmissionSettings
+from kvroute.routing.cost import Slo
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import ModelCard, Replica
 from kvroute.routing.router import Router
@@ -222,6 +223,7 @@ class Service:
             routing.policy,
             SystemRandom(),
             ttft_weight=routing.ttft_weight,
+            slo=None if routing.slo is None else Slo(routing.slo.ttft_s, routing.slo.token_s),
             shadows=routing.shadow,
             admission=AdmissionSettings(
                 holds_max=holds.requests_max, hold_bytes_max=holds.bytes_max, hold_s=holds.wait_s

@@ -37,6 +37,7 @@ KVROUTE = "kvroute"
 POLICIES = (KVROUTE, *BASELINES)
 TIE_SHARE = 0.01
 NOTHING_STORED: Mapping[ReplicaId, int] = {}
+NOT_MET_S = 1e6  # longer than anything costs
 TTFT_WEIGHT = 0.8  # agent traces: own and others' decode as heavy as the prefill made first tokens 18 % later
 
 
@@ -192,7 +193,7 @@ class Router:
         ticket = None if hold is None else admission.waiting.get(hold)
         output_tokens = self.fleet.outputs.expect(demand)
         turn = admission.begin(demand, hits, output_tokens) if ticket is None else ticket.turn
-        found = admission.choose(turn, offers.chances(members), is_next=admission.is_next(turn))
+        found = admission.choose(turn, offers.chances(members, self._slo), is_next=admission.is_next(turn))
         if isinstance(found, Waits):
             return admission.hold(turn, found, hold, hits, size_bytes)
         placement = offers.placement(found, self.policy)
@@ -230,7 +231,7 @@ class Router:
             members = self._candidates(demand, now, frozenset())
         except KvrouteError:  # its driver will be told when it asks
             return False
-        chances = self._offers(demand, ticket.hits, NOTHING_STORED).chances(members)
+        chances = self._offers(demand, ticket.hits, NOTHING_STORED).chances(members, self._slo)
         return isinstance(admission.choose(ticket.turn, chances, is_next=True), Member)
 
     def drop(self, hold: Hold, now: float) -> None:
@@ -284,7 +285,7 @@ class Router:
         if self.admission is None:
             return None
         self.admission.advance(now)
-        chances = self._offers(demand, hits, stored).chances(members)
+        chances = self._offers(demand, hits, stored).chances(members, self._slo)
         return self.admission.foresee(demand, hits, self.fleet.outputs.expect(demand), chances)
 
     def _offers(self, demand: Demand, hits: Mapping[ReplicaId, int], stored: Mapping[ReplicaId, int]) -> Offers:
@@ -366,9 +367,12 @@ class Offers:
         weight, work = self._ttft_weight, self.work
         return [total_s(member.view, work(member), member.rates, weight) for member in members]
 
-    def chances(self, members: Sequence[Member]) -> Chances:
-        """Return what the request would be on each."""
+    def chances(self, members: Sequence[Member], slo: Slo | None) -> Chances:
+        """Return what the request would be on each; where some meet an SLO, the others come after all of them."""
         costs_s = self.costs(members)
+        if slo is not None:
+            met = [self.meets(slo, member) for member in members]
+            costs_s = [cost if good else cost + NOT_MET_S for cost, good in zip(costs_s, met, strict=True)]
         return Chances(members, self.work, costs_s, tie_s(members, costs_s, self._demand))
 
     def there(self, member: Member) -> Placement:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvroute.errors import NoReplica, Overloaded
 from kvroute.routing.admission import AdmissionSettings
-from kvroute.routing.demand import Demand, Outcome, Usage
+from kvroute.routing.cost import Slo
+from kvroute.routing.demand import Demand, Outcome, Promise, Usage
 from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
 from kvroute.routing.replica import ReplicaId
@@ -73,6 +74,14 @@ def test_a_new_conversation_waits_where_its_prefix_lies_and_blocks_nobody():
     assert router.admit(hold.demand, hits(r0=1_900), 1.0, hold=hold) is hold
     first.finish(Outcome.DONE, 2.0)
     assert list(router.released(2.0)) == [hold]
+
+
+def test_an_slo_comes_before_the_cost_here_too():
+    """The cheaper replica would answer too slowly: with an SLO the request goes to the other, held or not."""
+    for slo, expected in ((None, "r0"), (Slo(ttft_s=5.0, step_s=0.012), "r1"), (Slo(1e-6, 1e-6), "r0")):
+        router = router_of("r0", "r1", slo=slo, admission=AdmissionSettings())
+        router.fleet.set_others({ReplicaId("r0"): Promise(20, 0, 20_000)})
+        assert booked(router, ask(2_000), r0=1_900).replica.id == expected
 
 
 def test_without_settings_nothing_is_ever_held():
