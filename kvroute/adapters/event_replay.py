@@ -17,6 +17,8 @@ from collections.abc import Callable
 import zmq
 import zmq.asyncio
 
+from kvroute.adapters.turns import TURN_S
+
 SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a larger one ends the connection
@@ -24,7 +26,6 @@ SILENCE_S = 2.0  # before an answer: an engine looks for questions ten times a s
 PAUSE_S = 0.5  # within an answer, which an engine sends in one go: the rest was dropped
 ANSWER_S = 60.0  # the longest answer
 WAKE_S = 0.1  # how soon an answer that nobody needs is abandoned
-AT_ONCE = 256  # messages read before others get their turn
 RECEIVED_LIMIT = 20_000  # messages that wait here: twice what an engine keeps by default
 
 
@@ -45,8 +46,11 @@ async def ask(
     *,
     is_useless: Callable[[], bool] = lambda: False,
     silence_s: float = SILENCE_S,
+    turn: asyncio.Lock | None = None,
 ) -> bool:
     """Give `take` every batch of the answer, in order, until it says False. True: the answer came to its end mark.
+
+    Replays that share `turn` read one after another, each for TURN_S at a time.
 
     Raises:
         zmq.ZMQError: the endpoint cannot be one.
@@ -61,7 +65,7 @@ async def ask(
         raw.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
         socket = zmq.asyncio.Socket.from_socket(raw)
         try:
-            return await _read(socket, raw, take, is_useless, silence_s)
+            return await _read(socket, raw, take, is_useless, silence_s, turn or asyncio.Lock())
         finally:
             socket.close(0)
     finally:
@@ -74,6 +78,7 @@ async def _read(
     take: Callable[[int, bytes], bool],
     is_useless: Callable[[], bool],
     silence_s: float,
+    turn: asyncio.Lock,
 ) -> bool:
     began_s = heard_s = time.monotonic()
     while not is_useless():
@@ -83,17 +88,27 @@ async def _read(
             return False
         if not await socket.poll(int(WAKE_S * 1000)):
             continue
+        async with turn:
+            is_over = _read_some(raw, take)
+            await asyncio.sleep(0)
+        if is_over is not None:
+            return is_over
         heard_s = time.monotonic()
-        for _ in range(AT_ONCE):
-            try:
-                frames = raw.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if len(frames) < 3 or len(frames[-2]) != SEQ_BYTES:
-                continue  # no batch, and no end
-            if frames[-2] == END_SEQ:
-                return True
-            if not take(int.from_bytes(frames[-2], "big"), frames[-1]):
-                return False
-        await asyncio.sleep(0)
     return False
+
+
+def _read_some(raw: zmq.Socket[bytes], take: Callable[[int, bytes], bool]) -> bool | None:
+    """Take what has come, for TURN_S; return whether the answer came to its end mark, None where it is not over."""
+    until_s = time.monotonic() + TURN_S
+    while time.monotonic() < until_s:
+        try:
+            frames = raw.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if len(frames) < 3 or len(frames[-2]) != SEQ_BYTES:
+            continue  # no batch, and no end
+        if frames[-2] == END_SEQ:
+            return True
+        if not take(int.from_bytes(frames[-2], "big"), frames[-1]):
+            return False
+    return None

@@ -1,9 +1,10 @@
 """One engine rank's event stream, read to the end and in order, whatever happens on the way.
 
-A SUB socket takes live batches. Whenever it is readable everything that has arrived is read at once, on the event loop;
-ZeroMQ's own thread reads ahead meanwhile, up to RECEIVED_LIMIT messages, beyond which the publisher drops and a hole
-shows. What is new and what is missing is decided in `kv.event_sequence`; holes and new connections are settled over the
-replay socket. Connections are noticed through the socket's monitor, which speaks before the first batch is readable.
+A SUB socket takes live batches. What has arrived is read on the event loop, in short turns that all streams of a
+process share (`turns.py`); ZeroMQ's own thread reads ahead meanwhile, up to RECEIVED_LIMIT messages, beyond which the
+publisher drops and a hole shows. What is new and what is missing is decided in `kv.event_sequence`; holes and new
+connections are settled over the replay socket. Connections are noticed through the socket's monitor, which speaks
+before the first batch is readable.
 
 An engine that has become silent is asked now and then, and once soon after each connection: a batch lost between the
 connection and the subscription, or dropped last, shows in no later one.
@@ -24,19 +25,17 @@ from msgspec import Struct
 
 from kvroute.adapters import event_replay
 from kvroute.adapters.event_replay import MAX_MESSAGE_BYTES, SEQ_BYTES, needs_ipv6
+from kvroute.adapters.turns import Turns
 from kvroute.kv.event_sequence import EventSequence, EventSink, Position, SequenceCounters
 
 log = logging.getLogger(__name__)
 
 SOCKETS_LIMIT = 16_384  # of one process: a stream takes three, and another one during a replay; ZeroMQ's own is 1,023
 RECEIVED_LIMIT = 10_000  # messages that wait in the socket
-AT_ONCE = 512  # messages read before others get their turn
 TICK_S = 1.0  # how often the stream looks after itself; also how soon after a connection it asks again
 CHECK_S = 30.0  # an engine silent for so long is asked whether that is all
 HEARTBEAT_MS, LOST_MS = 5_000, 15_000  # a peer that answers no ping for so long is dialled again
 RETRY_MS, RETRY_LIMIT_MS = 100, 2_000  # between attempts to connect
-
-Messages = list[tuple[int, bytes]]
 
 
 class StreamCounters(Struct):
@@ -53,7 +52,8 @@ class EventStream:
     """The stream of one engine rank. `start` it on a running event loop, and `close` it.
 
     `endpoint` is dialled, or bound where the engine connects (`bind`). Without `replay_endpoint` holes become gaps.
-    An empty `topic` takes every batch, another one exactly its own. `position` is where to resume.
+    An empty `topic` takes every batch, another one exactly its own. `position` is where to resume. Streams of one
+    process should share `turns`.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class EventStream:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         check_s: float = CHECK_S,
         replay_silence_s: float = event_replay.SILENCE_S,
+        turns: Turns | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.replay_endpoint = replay_endpoint
@@ -78,12 +79,14 @@ class EventStream:
         self._context = context or _shared_context()
         self._check_s = check_s
         self._replay_silence_s = replay_silence_s
+        self._turns = turns or Turns()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._call = asyncio.Event()  # there is something to ask for
         self._checked_s = 0.0  # when the engine was last heard or asked
         self._connected_s: float | None = None  # when a connection was made about which to ask once more
+        self._is_new_line = False  # a connection was made, and the sequence has not been told
 
     @property
     def position(self) -> Position | None:
@@ -168,41 +171,52 @@ class EventStream:
             socket.connect(self.endpoint)
 
     def _on_readable(self) -> None:
-        """Take what has arrived, and come back at once where there is more."""
-        socket = self._socket
-        if socket is None:
-            return
-        messages = self._drain(socket)
+        self._turns.want(self._read)
+
+    def _read(self, until_s: float) -> bool:
+        """Take what has arrived, until a monotonic time; return whether there is more."""
         try:
-            if self._was_connected():
-                self._sequence.reconnected(messages)
-            else:
-                for seq, payload in messages:
-                    self._sequence.live(seq, payload)
-        except Exception:
+            return self._read_some(until_s)
+        except Exception as error:
             self.counters.failures += 1
             log.exception("events of %s: what came was not taken; it is asked for again", self.endpoint)
             self._sequence.check()
-        if self._sequence.wanted is not None:
-            self._call.set()
+            return not isinstance(error, zmq.ZMQError)  # the socket itself: it will be tried again, but not at once
+        finally:
+            if self._sequence.wanted is not None:
+                self._call.set()
 
-    def _drain(self, socket: zmq.Socket[bytes]) -> Messages:
-        messages: Messages = []
-        counters, topic = self.counters, self._topic
-        received = 0
-        while received < AT_ONCE and _has_more(socket):
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-            received += 1
-            if len(frames) != 3 or len(frames[1]) != SEQ_BYTES:
-                counters.malformed += 1
-            elif not topic or frames[0] == topic:  # a subscription is for all topics that begin so
-                messages.append((int.from_bytes(frames[1], "big"), frames[2]))
-        if received:
-            counters.received += received
-            counters.last_heard_s = self._checked_s = time.monotonic()
-        if received == AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._on_readable)
-        return messages
+    def _read_some(self, until_s: float) -> bool:
+        while (socket := self._socket) is not None and _has_more(socket):
+            message = self._receive(socket)
+            self._look_at_line()
+            if message is not None:
+                self._sequence.live(*message)
+            self.counters.last_heard_s = self._checked_s = now_s = time.monotonic()
+            if now_s >= until_s:
+                return True
+        self._look_at_line()
+        if self._is_new_line:  # without replay: the next batch shows that those after it cannot be vouched for
+            self._is_new_line = False
+            self._sequence.connected()
+        return False
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> tuple[int, bytes] | None:
+        frames = socket.recv_multipart(zmq.NOBLOCK)
+        self.counters.received += 1
+        if len(frames) != 3 or len(frames[1]) != SEQ_BYTES:
+            self.counters.malformed += 1
+        elif not self._topic or frames[0] == self._topic:  # a subscription is for all topics that begin so
+            return int.from_bytes(frames[1], "big"), frames[2]
+        return None
+
+    def _look_at_line(self) -> None:
+        """Notice a new connection. With replay it settles whatever comes from now on; without, what has arrived, before
+        the connection or with it, is read first."""
+        self._is_new_line |= self._was_connected()
+        if self._is_new_line and self.replay_endpoint is not None:
+            self._is_new_line = False
+            self._sequence.connected()
 
     def _was_connected(self) -> bool:
         """Read the monitor: whether a connection was made since the last time."""
@@ -249,6 +263,7 @@ class EventStream:
                 self._sequence.replayed,
                 is_useless=lambda: self._sequence.is_answer_useless,
                 silence_s=self._replay_silence_s,
+                turn=self._turns.alone,
             )
         finally:
             self._checked_s = time.monotonic()

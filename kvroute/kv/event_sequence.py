@@ -22,7 +22,6 @@ Numbers, frames and replay are those of vLLM's ZmqEventPublisher (vllm/distribut
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -116,21 +115,16 @@ class EventSequence:
         self.connected()
 
     def connected(self) -> None:
-        """Learn that a connection was made: batches may have been missed, and the engine may be another one."""
+        """Learn that a connection was made: batches may have been missed, and the engine may be another one.
+
+        What came at about the same time may be from before or after it. With replay it is told after this call, and the
+        replay decides; without, before, and the next batch shows that it cannot be vouched for.
+        """
         self._failures = 0
         self._is_unsure = self._position is not None
         if self._answer is not None:
             self._answer.is_over = self._answer.has_brought = True
         self.check()
-
-    def reconnected(self, arrived: Iterable[tuple[int, bytes]]) -> None:
-        """Learn that a connection was made at about the time when these batches came, before or after them."""
-        if self._can_replay:
-            self.connected()  # the replay decides about all of them
-        for seq, payload in arrived:
-            self.live(seq, payload)
-        if not self._can_replay:
-            self.connected()  # and the next batch shows that they cannot be vouched for
 
     def check(self) -> None:
         """Ask for a replay where one can be had: it finds lost batches that no later one has shown to be missing."""

@@ -18,6 +18,7 @@ from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.event_sources import EventSource, configured_source, event_sources
 from kvroute.adapters.index import Index
 from kvroute.adapters.replica_client import ReplicaClient
+from kvroute.adapters.turns import Turns
 from kvroute.adapters.vllm_events import EventStream
 from kvroute.errors import ReplicaFailed
 from kvroute.kv.event_sequence import EventSink, Position
@@ -70,6 +71,7 @@ class Followers:
         self._index = index
         self._settings = settings
         self._followed: dict[ReplicaId, _Followed] = {}
+        self._turns = Turns()
 
     @property
     def feeds(self) -> dict[ReplicaId, EventFeed]:
@@ -100,6 +102,7 @@ class Followers:
                 topic=source.topic,
                 position=position,
                 bind=source.is_bound,
+                turns=self._turns,
             )
 
         feed = EventFeed(model, capacity_blocks, opened, block_size)

@@ -6,12 +6,13 @@ import asyncio
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import zmq
 
-from kvroute.adapters import vllm_events as module
+from kvroute.adapters.turns import Turns
 from kvroute.adapters.vllm_events import EventStream
 from kvroute.fake.publisher import EventPublisher
 from kvroute.kv.event_sequence import Position, digest_of
@@ -274,16 +275,32 @@ async def test_going_back_hands_on_again(open_stream):
     assert log.told == [*batches("a", 0, 2), *batches("a", 1, 3)]
 
 
-async def test_ten_thousand_batches_arrive_in_order_however_few_are_read_at_a_time(open_stream, monkeypatch):
+async def test_ten_thousand_batches_arrive_in_order_however_short_a_turn_is(open_stream):
     """What is left in the socket is read in the next turn of the loop, without another signal."""
-    monkeypatch.setattr(module, "AT_ONCE", 7)
-    publisher, log, stream = await open_stream()
+    publisher, log, stream = await open_stream(turns=Turns(turn_s=0.0))
     await connected(stream)
     for _ in range(100):
         publisher.publish(100)
         await asyncio.sleep(0)
     await log.until((9_999, "a9999"))
     assert log.told == batches("a", 0, 9_999)
+
+
+async def test_two_streams_with_a_backlog_take_turns_with_all_the_rest(open_stream):
+    """However much has arrived, what else is ready runs between any two batches where a turn is that short."""
+    turns, order = Turns(turn_s=0.0), []
+    opened = [await open_stream(Publisher(replay_endpoint=None), replay_endpoint=None, turns=turns) for _ in range(2)]
+    for _, log, stream in opened:
+        await connected(stream)
+        log.batch = lambda *_: order.append("batch")
+    await asyncio.sleep(0.2)  # until the publishers know of the subscriptions
+    for publisher, _, _ in opened:
+        publisher.publish(200)
+    async with asyncio.timeout(15):
+        while order.count("batch") < 400:
+            order.append("other")
+            await asyncio.sleep(0)
+    assert not any(pair == ("batch", "batch") for pair in pairwise(order))
 
 
 HUNDREDS = """
