@@ -36,6 +36,6 @@ def outcome(policy, fresh=False):
 def test_who_looks_for_prefixes_keeps_up_where_others_collapse(policy, blind, fresh, factor):
     """Random and load-only routing are late by far more, most of all where questions repeat and can be hit as well."""
     seeing, other = outcome(policy, fresh), outcome(blind, fresh)
-    assert seeing.hit_share > other.hit_share + 0.1
+    assert seeing.hit_share > other.hit_share + 0.05
     assert seeing.ttft.p90 * factor < other.ttft.p90
     assert seeing.output_tokens_s > 1.05 * other.output_tokens_s
