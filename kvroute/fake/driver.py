@@ -80,7 +80,7 @@ class Driver:
         self.feed = feed  # told what sequences say and what each step changes; None where nobody listens
         self.slowdown = 1.0  # multiplies the duration of every step
         self.is_stopping = False  # requests that come are aborted at once
-        self.is_sleeping = False
+        self.sleep_level: int | None = None  # None = awake
         self._is_hung = False
         self._live: dict[RequestId, Progress] = {}
         self._wake = asyncio.Event()
@@ -147,15 +147,20 @@ class Driver:
         """
         if is_abrupt:
             self._abort_live()
-        self.is_sleeping = True
+        self.sleep_level = level
         if level >= 1:
             self.replica.pool.reset()
         self._wake.set()
 
     def wake(self) -> None:
         """Go on after `sleep`."""
-        self.is_sleeping = False
+        self.sleep_level = None
         self._wake.set()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether it steps no more until it is woken."""
+        return self.sleep_level is not None
 
     @property
     def _is_paused(self) -> bool:

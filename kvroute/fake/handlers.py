@@ -29,7 +29,7 @@ class Replica:
         self.driver = driver
         self.model = model
         self.faults = Faults(driver)
-        self.metrics = ReplicaMetrics(driver.replica, driver.timings, model.name)
+        self.metrics = ReplicaMetrics(driver.replica, driver.timings, model.name, lambda: driver.sleep_level)
         self.is_dying = False  # the engine is gone, and the server not yet
         self._frozen = b""  # metrics at the time when they were frozen
         self._studio = Studio(driver, model, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -19,9 +19,12 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 class ReplicaMetrics(Collector):
     """Reads the replica whenever it is scraped."""
 
-    def __init__(self, replica: SimReplica, timings: Timings, model: str) -> None:
+    def __init__(
+        self, replica: SimReplica, timings: Timings, model: str, sleep_level: Callable[[], int | None] = lambda: None
+    ) -> None:
         self._replica = replica
         self._timings = timings
+        self._sleep_level = sleep_level  # None while it is awake
         self._labels = ("0", model)
         self._ended = dict.fromkeys(FINISH_REASONS, 0)
         self._started_s = time.time()  # this replica's, which may share its process with others
@@ -44,6 +47,7 @@ class ReplicaMetrics(Collector):
         yield self._gauge(
             "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", replica.pool.used_fraction
         )
+        yield self._sleep_state()
         for name, text, value in (
             ("prefix_cache_queries", "Prefix cache queries, in terms of queried tokens.", counters.prefix_queries),
             ("prefix_cache_hits", "Prefix cache hits, in terms of cached tokens.", counters.prefix_hits),
@@ -68,6 +72,16 @@ class ReplicaMetrics(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
         family.add_metric(self._labels, value)
+        return family
+
+    def _sleep_state(self) -> Metric:
+        level = self._sleep_level()
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "Engine sleep state; awake = 0 means engine is sleeping.",
+            labels=(*LABELS, "sleep_state"),
+        )  # fmt: skip
+        for state, is_so in (("awake", level is None), ("weights_offloaded", level == 1), ("discard_all", level == 2)):
+            family.add_metric((*self._labels, state), is_so)
         return family
 
     def _prompt_sources(self) -> Iterator[Metric]:

@@ -1,25 +1,33 @@
 """The admin listener: is it well, how well does it route, who are the replicas. On loopback unless told otherwise.
 
-It reads the fleet, the shared account and the counters; the only thing that it changes is draining. Further routes are
+It reads the fleet, the shared account and the counters; it changes draining and empties caches. Further routes are
 given to it: explain.py, holds.py and policy.py have theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from kvroute.adapters.shared_account import AccountStore
+from kvroute.errors import ReplicaFailed
 from kvroute.proxy.sharing import Sharing, wall_clock_s
 from kvroute.routing.fleet import Fleet, ReplicaState
 from kvroute.routing.hitrate import hit_rate
 from kvroute.routing.replica import ReplicaId
+
+
+class ResetOrder(Struct, forbid_unknown_fields=True):
+    """Whose cache to empty."""
+
+    replica: str
 
 
 class Admin:
@@ -34,6 +42,7 @@ class Admin:
         registry: CollectorRegistry,
         describe_index: Callable[[], str],
         knowledge: Callable[[], list[dict[str, Any]]],
+        reset: Callable[[ReplicaId], Awaitable[list[ReplicaId]]],
         is_draining: Callable[[], bool],
         more: Iterable[web.RouteDef] = (),
         body_bytes_max: int = 1 << 20,
@@ -44,6 +53,7 @@ class Admin:
         self._registry = registry
         self._describe_index = describe_index
         self._knowledge = knowledge
+        self._reset = reset
         self._is_draining = is_draining
         self._more = tuple(more)
         self._body_bytes_max = body_bytes_max
@@ -62,6 +72,7 @@ class Admin:
                 web.get("/admin/index", self.index),
                 web.post("/admin/drain", self.drain),
                 web.post("/admin/undrain", self.undrain),
+                web.post("/admin/reset", self.reset),
                 *self._more,
             ]
         )
@@ -109,14 +120,29 @@ class Admin:
         """Use a drained replica again."""
         return self._set_draining(request, False)
 
+    async def reset(self, request: web.Request) -> web.Response:
+        """Have a replica empty its prefix cache, and forget what it held."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=ResetOrder)
+        except msgspec.DecodeError as error:
+            return _error(400, f'{error}; the body is {{"replica": ID}}')
+        id = ReplicaId(order.replica.rstrip("/"))
+        if id not in (known := self._known()):
+            return _unknown(id, known)
+        try:
+            return _json({"reset": await self._reset(id)})
+        except ReplicaFailed as error:
+            return _error(502, str(error))
+
     def _set_draining(self, request: web.Request, flag: bool) -> web.Response:
-        known = [replica.id for replica in self._fleet.replicas()]
         id = ReplicaId(request.query.get("replica", "").rstrip("/"))
-        if id not in known:
-            message = f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}"
-            return web.json_response({"error": {"message": message, "param": "replica"}}, status=404)
+        if id not in (known := self._known()):
+            return _unknown(id, known)
         self._fleet.set_draining(id, flag)
         return web.json_response({"replica": id, "draining": flag})
+
+    def _known(self) -> list[ReplicaId]:
+        return [replica.id for replica in self._fleet.replicas()]
 
 
 @web.middleware
@@ -129,6 +155,14 @@ async def no_other_site(request: web.Request, handler: Handler) -> web.StreamRes
         message = "This came from another site's page; use this router's own page, or no browser"
         return web.json_response({"error": {"message": message}}, status=403)
     return await handler(request)
+
+
+def _unknown(id: ReplicaId, known: list[ReplicaId]) -> web.Response:
+    return _error(404, f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "param": "replica"}}, status=status)
 
 
 def _json(value: Any) -> web.Response:

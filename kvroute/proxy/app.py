@@ -343,6 +343,7 @@ class Service:
             registry=registry,
             describe_index=store.describe,
             knowledge=feeds.knowledge,
+            reset=feeds.reset,
             is_draining=lambda: self.is_stopping,
             more=more,
             body_bytes_max=self.config.proxy.body_bytes_max,

@@ -214,6 +214,34 @@ class Feeds:
         self.followers.leave(replica)
         self.honesty.forget(replica)
 
+    async def emptied(self, client: ReplicaClient, replica: Replica) -> bool:
+        """Take in that a replica gave up its cache; return whether it is to be admitted anew.
+
+        An engine publishes that only with its next step: a prompt of one token makes it take one. Whoever listens to
+        the events hears it in its place among them; where nobody does, what the replica was sent counts no more.
+
+        Raises:
+            ReplicaFailed: it does not answer.
+        """
+        probe = {"model": base_models(replica.cards)[0].name, "prompt": [0], "max_tokens": 1}
+        headers = {} if replica.rank is None else {"X-data-parallel-rank": str(replica.rank)}
+        await client.answered("POST", "/v1/completions", body=msgspec.json.encode(probe), headers=headers)
+        if self._index.is_exact(replica.id):
+            return False
+        self.forget(replica.id)
+        return True
+
+    async def reset(self, replica: ReplicaId) -> list[ReplicaId]:
+        """Have a replica empty its prefix cache, and forget what it held. All replicas of its URL do; return them.
+
+        Raises:
+            ReplicaFailed: it did not, and the message says why.
+        """
+        for watcher in self._watchers:
+            if replica in watcher.known:
+                return await watcher.reset()
+        raise ReplicaBroke(f"{replica} is just being admitted: try again", replica=replica)
+
     def publish(self) -> None:
         """Rebuild the catalogue from the replicas that are known."""
         served: dict[str, ServedModel] = {}
@@ -242,6 +270,9 @@ class Feeds:
             entry = known.entry
         names = {base.name: ServedModel(entry) for base in bases}
         return names | {card.name: ServedModel(entry, card.name) for card in replica.cards if card.parent is not None}
+
+
+_WORDS = {True: "sleeps: it gets no requests until it is woken", False: "is awake again"}
 
 
 def _record(record: Record | None) -> dict[str, Any]:
@@ -274,6 +305,8 @@ class Watcher:
         self._forgive_due = 0.0
         self._life: Page | None = None  # the last scrape: a server that restarted shows in the next one
         self._trouble = ""
+        self._is_asleep = False
+        self._is_emptied = False  # it gave up its cache, and what it held is not forgotten yet
 
     def serves(self, model: str) -> bool:
         """Return whether this URL is well and serves the model."""
@@ -308,18 +341,20 @@ class Watcher:
                 log.warning("%s is unhealthy: %s", self.url, ailment)
             self._cards_due = 0.0  # it may have come back with other models
         now = time.monotonic()
-        restarted = False
+        restarted, was_asleep = False, self._is_asleep
         if ok and (now >= self._scrape_due or not self.known):
             self._scrape_due = now + self._settings.metrics_interval_s
             restarted = await self._learn(now)
-        if changed or restarted:
-            self._mark(self._health.is_healthy)
+        if changed or restarted or was_asleep != self._is_asleep:
+            self._mark(self._health.is_healthy and not self._is_asleep)
         else:
             self._forgive(now)
 
     def _forgive(self, now: float) -> None:
         """Try a replica again that answers probes but failed requests: after a while, not with every probe."""
-        failing = self._health.is_healthy and any(self._fleet.is_failing(id) for id in self.known)
+        failing = (
+            self._health.is_healthy and not self._is_asleep and any(self._fleet.is_failing(id) for id in self.known)
+        )
         if not failing:
             self._forgive_due = now + FORGIVE_AFTER_S
         elif now >= self._forgive_due:
@@ -346,9 +381,47 @@ class Watcher:
             for id in self.known:
                 self._feeds.forget(id)
             self.known.clear()
+            self._is_emptied = False
         self._life = page
+        await self._heed_sleep(page)
         await self._sync(page, now)
         return restarted
+
+    async def _heed_sleep(self, page: Page) -> None:
+        """An engine that sleeps is not used; once it is awake, what it gave up for that is forgotten before it is."""
+        self._is_emptied |= page.is_emptied
+        if page.is_asleep != self._is_asleep:
+            log.log(logging.WARNING if page.is_asleep else logging.INFO, "%s %s", self.url, _WORDS[page.is_asleep])
+        if self._is_emptied and not page.is_asleep:
+            await self._forget_all()
+        self._is_asleep = page.is_asleep
+
+    async def _forget_all(self) -> None:
+        for id, (replica, _) in list(self.known.items()):
+            if await self._feeds.emptied(self.client, replica):
+                self.known.pop(id, None)
+        self._is_emptied = False
+
+    async def reset(self) -> list[ReplicaId]:
+        """Have the server empty its prefix cache, and forget what its replicas held.
+
+        Raises:
+            ReplicaFailed: it did not.
+        """
+        ids = list(self.known)
+        answer = await self.client.answered("POST", "/reset_prefix_cache")
+        if answer.status in (404, 405):
+            raise ReplicaBroke(
+                f"{self.url} has no /reset_prefix_cache: vLLM has it only where it runs with VLLM_SERVER_DEV_MODE=1",
+                replica=self.url,
+            )
+        if answer.status != 200:
+            raise ReplicaBroke(f"/reset_prefix_cache answered {answer.status}", replica=self.url)
+        if b"false" in answer.body:
+            raise ReplicaBroke(f"{self.url} is busy and kept its cache: drain it first", replica=self.url)
+        self._is_emptied = True  # should it not answer now, the next round goes on
+        await self._forget_all()
+        return ids
 
     async def _sync(self, page: Page, now: float) -> None:
         found = replicas_behind(self.url, self._cards, page)

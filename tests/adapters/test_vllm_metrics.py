@@ -103,3 +103,19 @@ def test_malformed_line():
     """A line that we need and cannot read is an error, not a silent zero."""
     with pytest.raises(ValueError, match=r".+"):
         read_page('vllm:num_requests_running{engine="0" 3\n', 0.0)
+
+
+SLEEP = """vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} %d.0
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="weights_offloaded"} %d.0
+vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} %d.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("states", "is_asleep", "is_emptied"),
+    [((1, 0, 0), False, False), ((0, 0, 0), True, False), ((0, 1, 0), True, True), ((0, 0, 1), True, True)],
+)
+def test_sleep(states, is_asleep, is_emptied):
+    """Awake, paused at level 0 with its cache, and at levels 1 and 2 without."""
+    page = read_page(SLEEP % states, 0.0)
+    assert (page.is_asleep, page.is_emptied) == (is_asleep, is_emptied)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 RECORDED = Path(__file__).parent.parent / "data" / "metrics" / "vllm-0.32-after.txt"
@@ -49,6 +50,7 @@ async def test_the_figures_follow_what_was_served(serve):
         "num_requests_running": 0,
         "num_requests_waiting": 0,
         "kv_cache_usage_perc": 0,
+        "engine_sleep_state": 1,  # awake, its first state
         "prefix_cache_queries": 80,
         "prefix_cache_hits": 32,
         "num_preemptions": 0,
@@ -66,3 +68,14 @@ async def test_the_cache_is_described(serve):
     """The labels give the block size, the number of blocks, one of them unusable, and their tokens."""
     config = (await families(await serve(kv_tokens=3200)))["vllm:cache_config_info"].samples[0].labels
     assert (config["block_size"], config["num_gpu_blocks"], config["kv_cache_size_tokens"]) == ("16", "200", "3200")
+
+
+@pytest.mark.parametrize(("level", "states"), [(0, (0, 0, 0)), (1, (0, 1, 0)), (2, (0, 0, 1))])
+async def test_the_state_of_sleep_is_told(serve, level, states):
+    """Awake, or how much was given up."""
+    session = await serve()
+    assert [sample.value for sample in (await families(session))["vllm:engine_sleep_state"].samples] == [1, 0, 0]
+    await session.post(f"/sleep?level={level}")
+    found = (await families(session))["vllm:engine_sleep_state"].samples
+    assert [sample.labels["sleep_state"] for sample in found] == ["awake", "weights_offloaded", "discard_all"]
+    assert tuple(sample.value for sample in found) == states

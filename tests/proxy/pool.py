@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from kvroute.config import Config, load
 from kvroute.fake.server import build_replica, serve_replica
@@ -58,12 +59,24 @@ class Pool:
             return answer.status, await (answer.json() if is_json else answer.text())
 
 
+@web.middleware
+async def _no_dev_mode(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Have no routes but those that vLLM has outside of its development mode."""
+    if request.path in ("/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping"):
+        raise web.HTTPNotFound
+    return await handler(request)
+
+
 @asynccontextmanager
 async def running_pool(
-    count: int = 2, *, speed: float = 100.0, kv_tokens: int = 8192, **overrides: Any
+    count: int = 2, *, speed: float = 100.0, kv_tokens: int = 8192, dev_mode: bool = True, **overrides: Any
 ) -> AsyncIterator[Pool]:
     """Start replicas and a router before them, and stop all at the end."""
-    replicas = [await serve_replica(build_replica(speed=speed, kv_tokens=kv_tokens)) for _ in range(count)]
+    apps = [build_replica(speed=speed, kv_tokens=kv_tokens) for _ in range(count)]
+    if not dev_mode:
+        for app in apps:
+            app.middlewares.append(_no_dev_mode)
+    replicas = [await serve_replica(app) for app in apps]
     service = Service(settings([url for _, url in replicas], **overrides))
     try:
         await service.start()
