@@ -56,7 +56,6 @@ class Page(Struct, frozen=True):
     engines: tuple[EngineReport, ...]
     started_s: float | None = None  # Unix time at which the server process started: another value is another life
     is_asleep: bool = False  # its engines compute nothing until they are woken
-    is_emptied: bool = False  # and have given up their cache for it
 
     def is_new_life(self, before: Page) -> bool:
         """Return whether the server was restarted since an earlier page.
@@ -86,15 +85,15 @@ def read_page(text: str, now: float) -> Page:
     values: dict[int, dict[str, float]] = defaultdict(dict)
     configs: dict[int, dict[str, str]] = {}
     started_s = None
-    states: dict[str, bool] = {}
+    is_awake = None
     for family in text_string_to_metric_families(_wanted_lines(text)):
         for sample in family.samples:
             if sample.name == _START:
                 started_s = sample.value
                 continue
             if sample.name == _SLEEP:
-                state = sample.labels.get("sleep_state", "")
-                states[state] = states.get(state, False) or sample.value > 0
+                if sample.labels.get("sleep_state") == "awake":
+                    is_awake = bool(is_awake) or sample.value > 0
                 continue
             engine = int(sample.labels.get("engine") or 0)
             if sample.name == _CONFIG:
@@ -108,8 +107,7 @@ def read_page(text: str, now: float) -> Page:
             _report(engine, values[engine], configs.get(engine, {}), len(engines), now) for engine in engines
         ),
         started_s=started_s,
-        is_asleep=not states.get("awake", True),
-        is_emptied=states.get("weights_offloaded", False) or states.get("discard_all", False),
+        is_asleep=is_awake is False,
     )
 
 

@@ -388,8 +388,11 @@ class Watcher:
         return restarted
 
     async def _heed_sleep(self, page: Page) -> None:
-        """An engine that sleeps is not used; once it is awake, what it gave up for that is forgotten before it is."""
-        self._is_emptied |= page.is_emptied
+        """An engine that sleeps is not used; once it is awake, what it held is forgotten before it is.
+
+        Its metrics do not tell a pause, which keeps the cache, from memory that was released.
+        """
+        self._is_emptied |= page.is_asleep
         if page.is_asleep != self._is_asleep:
             log.log(logging.WARNING if page.is_asleep else logging.INFO, "%s %s", self.url, _WORDS[page.is_asleep])
         if self._is_emptied and not page.is_asleep:
