@@ -62,6 +62,7 @@ def test_help_is_quick():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_single_process_survives_a_hang_up(tmp_path):
     """At SIGHUP a single process takes on the policy of its settings, and says what needs a restart."""
     file = tmp_path / "kvroute.yaml"

@@ -13,6 +13,8 @@ from tests import redis_servers
 from tests.certificates import make_certificates, terminated
 from tests.processes import KVROUTE, SimulatedReplica
 
+pytestmark = pytest.mark.slow  # real processes, many of them
+
 
 def run(*arguments, **options):
     """Run the command in a process of its own, its output piped."""

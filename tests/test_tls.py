@@ -17,6 +17,8 @@ import pytest
 from tests.certificates import Certificates, make_certificates, terminated
 from tests.processes import Program, Router, SimulatedReplica, Valkey
 
+pytestmark = pytest.mark.slow  # real processes, many of them
+
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 4}
 
 

@@ -45,6 +45,16 @@ exit "$code"
 """
 
 
+def socket_directory(longest_name: str) -> Path:
+    """Make a directory that only this user can enter, where paths of sockets are not longer than systems allow.
+
+    Args:
+        longest_name: of the files that will be in it.
+    """
+    is_long = len(f"{tempfile.gettempdir()}/kvroute-12345678/{longest_name}") > SOCKET_PATH_MAX
+    return Path(tempfile.mkdtemp(prefix="kvroute-", dir="/tmp" if is_long else None))  # mode 0700
+
+
 def find_server() -> str:
     """Return the path of a server to run.
 
@@ -92,8 +102,7 @@ class EmbeddedServer:
             ConfigError: there is no server to start, or it does not start.
         """
         self._binary = self._binary or find_server()
-        is_long = len(tempfile.gettempdir()) > SOCKET_PATH_MAX - len("/kvroute-12345678/redis.sock")
-        self._directory = Path(tempfile.mkdtemp(prefix="kvroute-", dir="/tmp" if is_long else None))  # mode 0700
+        self._directory = socket_directory("redis.sock")
         try:
             await self._launch()
         except BaseException:

@@ -75,9 +75,9 @@ class EventStream:
         if self._partial:
             data = self._partial + data
             self._partial = b""
-        end = data.rfind(_END) + 2
-        if end != len(data):
-            data, self._partial = (data[:end], data[end:]) if end > 1 else (b"", data)
+        if not data.endswith(_END):
+            end = data.rfind(_END) + len(_END)
+            data, self._partial = (data[:end], data[end:]) if end >= len(_END) else (b"", data)
             if len(self._partial) > PARTIAL_BYTES_MAX:
                 data, self._partial = data + self._partial, b""
         if b'"finish_reason":"' in data or b'"usage"' in data or b'"error"' in data or self._held:

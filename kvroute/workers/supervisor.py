@@ -14,10 +14,8 @@ import asyncio
 import logging
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -27,7 +25,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvroute.adapters.embedded import EmbeddedServer
+from kvroute.adapters.embedded import EmbeddedServer, socket_directory
 from kvroute.config import Config
 from kvroute.errors import ConfigError
 from kvroute.proxy.address import cannot_listen, url_of
@@ -90,7 +88,7 @@ class Supervisor:
             loop.add_signal_handler(signum, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         async with AsyncExitStack() as stack:
-            self._directory = Path(tempfile.mkdtemp(prefix="kvroute-workers-"))
+            self._directory = socket_directory(f"{1 << 63}.sock")  # named by numbers that never repeat
             stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
             stack.callback(self._shares.close)
             await self._open_store(stack)

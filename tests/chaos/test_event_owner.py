@@ -10,11 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import pytest
 import redis
 
 from tests.admin import fetch, until
 from tests.observer import Observer, cells_in, cells_of, replayed
 from tests.processes import Router, SimulatedReplica, Valkey
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 REPLICA = ("--kv-tokens", "4096", "--block-size", "16", "--speed", "20", "--kv-events", "tcp://*:0")
 REPLAY = ("--kv-events-replay", "tcp://*:0")

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.admin import fetch, until
 from tests.compose.composed import FILE, Composed
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 ROOT = Path(__file__).parents[2]
 LOCUST = [

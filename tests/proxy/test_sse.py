@@ -73,6 +73,13 @@ def test_usage_is_taken_out_again(name: str, cuts: list[int]):
     assert b'"prompt_tokens":' in stream.usage_event
 
 
+def test_a_single_byte_is_no_event():
+    """The first byte of the usage event, come by itself, does not release what waits for that event."""
+    data = stream_of("chat_stream_usage")
+    cut = data.rindex(b"data: ", 0, data.rindex(b'"prompt_tokens":'))
+    assert fed(EventStream(strips_usage=True), data, [cut, cut + 1]) == without_usage(data)
+
+
 def test_fingerprint_goes_where_vllm_puts_it():
     """The last chunk has the same keys in the same order as in a stream recorded without usage."""
     stripped = fed(EventStream(strips_usage=True), stream_of("chat_stream_usage"))

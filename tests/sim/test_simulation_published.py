@@ -18,6 +18,8 @@ from kvroute.sizing.capacity import Parallel
 from kvroute.sizing.hardware import gpu
 from kvroute.sizing.presets import preset
 
+pytestmark = pytest.mark.slow  # thousands of simulated requests
+
 WARM_S, STAGES = 50.0, "4x50,8x20,12x20,15x20"
 
 

@@ -23,6 +23,8 @@ from tests.admin import fetch, hit_rate, metric, replicas, until
 from tests.chaos.clients import Seen, chat, stream
 from tests.processes import KVROUTE, Router, SimulatedReplica, descendants
 
+pytestmark = pytest.mark.slow  # real processes, many of them
+
 PATIENCE_S = 20.0  # for what takes a second or two
 STREAMS = 24
 LONG = {"max_tokens": 300, "ignore_eos": True}  # some seconds

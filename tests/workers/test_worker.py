@@ -17,6 +17,8 @@ from kvroute.workers.words import line
 from tests.processes import KVROUTE, SimulatedReplica
 from tests.workers.lent import lent
 
+pytestmark = pytest.mark.slow  # real processes, many of them
+
 ENDS_S = 20.0
 
 
