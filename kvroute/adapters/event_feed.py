@@ -70,10 +70,12 @@ class EventFeed:
         self.block_size = block_size
         self.table = EngineHashes(model, capacity_blocks, block_size)
         self.is_speaking = False  # events were heard, or a predecessor heard them: they say what the replica holds
+        self.is_astray = False  # the store may have what a predecessor wrote last, and nobody will correct that
         self.is_silent = False  # it serves and says nothing: until it does, its events say nothing about what it holds
         self.changed: Callable[[], None] = _nobody
         self._open_stream = open_stream
         self._stream: Stream | None = None
+        self._is_resumed = False  # from a snapshot, and neither a loss nor a new life was heard of since
 
     def __repr__(self) -> str:
         return f"<EventFeed {'owned' if self.is_owner else 'not owned'}: {self.table!r}>"
@@ -111,6 +113,7 @@ class EventFeed:
         else:  # a hundred milliseconds for ten thousand blocks, which requests must not wait for
             self.table = await asyncio.to_thread(EngineHashes.unpack, snapshot, self.model, self.capacity_blocks)
         self.is_speaking, self.is_silent = snapshot is not None, False
+        self._is_resumed, self.is_astray = snapshot is not None, False
         self.counters.takeovers += 1
         stream = self._open_stream(self, position if snapshot is not None else None)
         try:
@@ -145,6 +148,7 @@ class EventFeed:
         """The engine restarted: its cache is empty."""
         self.counters.lives += 1
         self.table.clear()
+        self._lose_track()
         self.changed()
 
     def gap(self, first: int, last: int) -> None:
@@ -153,7 +157,14 @@ class EventFeed:
         if len(self.table):
             log.warning("batches %s to %s are lost: %s blocks are suspect", first, last, len(self.table))
         self.table.suspect()
+        self._lose_track()
         self.changed()
+
+    def _lose_track(self) -> None:
+        """Note that the replay does not go on from the snapshot: it would have written again what a predecessor wrote
+        after it, and now whatever of that is in the store would stay."""
+        self.is_astray |= self._is_resumed
+        self._is_resumed = False
 
     def delivered(self, chain: PrefixChain, held_blocks: int) -> None:
         """A request found so many blocks of its chain in the cache."""

@@ -111,7 +111,8 @@ class Events:
             return
         if feed.is_silent and shard.is_fed(member):
             await self._renew(shard, member, b"")
-        elif feed.is_exact and feed.is_settled and writer.token != member.token:
+        elif feed.is_exact and feed.is_settled and (writer.token != member.token or feed.is_astray):
+            feed.is_astray = False  # should this fail, there is no token
             await self._renew(shard, member, state_of(feed))
             if writer.token is not None:
                 writer.fill(feed.table.everything())
@@ -143,7 +144,7 @@ class Events:
         writer = member.writer
         if writer is None or writer.is_under_way or writer.token is None or writer.token != member.token:
             return
-        if not shard.is_ready or member.lease is None or not writer.feed.is_owner:
+        if not shard.is_ready or member.lease is None or not writer.feed.is_owner or writer.feed.is_astray:
             return
         if not writer.waiting and writer.snapshot is None:
             writer.fill(writer.feed.take())

@@ -20,7 +20,12 @@ class SpokenStream:
     async def start(self) -> None:
         """Replay what the engine keeps, from the position on, and hear what comes."""
         self.engine.listeners.append(self)
+        if self.position is not None and not self.engine.has_said(self.position):
+            self.position = None
+            self.sink.new_life()
         after = self.position.seq if self.position else -1
+        if self.position is not None and self.engine.kept_from > after + 1:
+            self.sink.gap(after + 1, self.engine.kept_from - 1)
         for seq in range(max(after + 1, self.engine.kept_from), len(self.engine.batches)):
             self.hear(seq)
 
@@ -55,6 +60,10 @@ class Engine:
         self.batches.append(encoded(list(events)))
         for listener in list(self.listeners):
             listener.hear(len(self.batches) - 1)
+
+    def has_said(self, position: Position) -> bool:
+        """Say whether the batch under a number is the one that was heard."""
+        return position.seq < len(self.batches) and digest_of(self.batches[position.seq]) == position.digest
 
     def lose(self, *events: dict[str, Any]) -> None:
         """Say what nobody hears, and can no longer be asked for."""

@@ -90,6 +90,35 @@ async def test_a_dead_owner_is_replaced(is_kept):
                 await answers(b, one, held)
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_what_a_dead_owner_wrote_last_does_not_outlive_what_it_was_written_of(is_restarted):
+    """The engine restarts while nobody listens, or no longer tells what came after the snapshot: the blocks that the
+    dead owner wrote after it, which the successor never hears of, are not held."""
+    with server() as redis, redis.client() as client:
+        engine, name = Engine(), fresh_name()
+        async with two_routers(redis.url, name, engine) as (a, b):
+            engine.say(stored([1], None, [5], 1))
+            await answers(b, chain(5), {R0: 1})
+            (shard,) = a._shards[NS]
+            shard.members[R0].writer.snapshot_due_s = 0.0
+            await until(lambda: bool(client.keys(PREFIX.format(name, NS) + "q*")))
+            engine.say(stored([2], 1, [6], 1))
+            await answers(b, chain(5, 6), {R0: 2})
+            a._task.cancel()
+            a._link.run = lambda *_: False
+            engine.listeners.clear()
+            if is_restarted:
+                engine.restart()
+                engine.say(stored([1], None, [5], 1))
+            else:
+                engine.lose(removed(2))
+            engine.say(stored([4], None, [8], 1))
+            engine.say(stored([5], 4, [9], 1))
+            await until(lambda: bool(engine.listeners))
+            await answers(b, chain(8, 9), {R0: 2})
+            await answers(b, chain(5, 6), {R0: 1})
+
+
 async def test_a_deposed_owner_is_refused():
     """What a router writes after another has taken its lease does not count."""
     with server() as redis, redis.client() as client:
