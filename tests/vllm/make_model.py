@@ -4,13 +4,18 @@
 
 The tokenizer is a byte-level BPE, trained on the standard library's own sources: it needs no download and is the same
 for a given Python. The chat template is ChatML with tools. Runs wherever `tokenizers` is installed.
+Tests make a hybrid model and LoRA adapters of it.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
+import shutil
 import sys
 import sysconfig
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 6144  # tokens
 CONTEXT = 32_768  # tokens
+WINDOW = 64  # tokens that the hybrid model's windowed layer sees
+LORA_RANK = 8
 CORPUS_CHARS = 4_000_000  # enough for stable merges, and trained in two seconds
 END_OF_TEXT, START, END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -112,7 +119,63 @@ def write_model(folder: Path) -> Path:
         tokenizer = train_tokenizer()
         tokenizer.save(str(folder / "tokenizer.json"))
         for name, settings in settings_of(tokenizer).items():
-            (folder / name).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+            write_json(folder / name, settings)
+    return folder
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def write_hybrid(folder: Path, model: Path) -> Path:
+    """Write a model with the shape of Gemma 3 and the tokenizer of `model`: of two layers, one sees only a window."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    head = config["hidden_size"] // config["num_attention_heads"]
+    del config["hidden_act"]
+    config |= {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "head_dim": head,
+        "query_pre_attn_scalar": head,
+        "sliding_window": WINDOW,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_local_base_freq": 10000.0,
+        "bos_token_id": config["pad_token_id"],
+    }
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def write_adapter(folder: Path, model: Path, seed: int) -> Path:
+    """Write a LoRA adapter of random weights for `model` as peft stores it, in a safetensors file."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    hidden, rng = config["hidden_size"], random.Random(seed)
+    widths = {"q_proj": hidden, "v_proj": hidden // config["num_attention_heads"] * config["num_key_value_heads"]}
+    header: dict[str, Any] = {}
+    data = array("f")
+    for layer in range(config["num_hidden_layers"]):
+        for name, width in widths.items():
+            for part, shape in (("A", [LORA_RANK, hidden]), ("B", [width, LORA_RANK])):
+                start = 4 * len(data)
+                data.extend(rng.gauss(0, 1) for _ in range(math.prod(shape)))
+                at = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight"
+                header[at] = {"dtype": "F32", "shape": shape, "data_offsets": [start, 4 * len(data)]}
+    folder.mkdir(parents=True)
+    head = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data.tobytes())
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(widths),
+        "base_model_name_or_path": "",
+    }
+    write_json(folder / "adapter_config.json", settings)
     return folder
 
 

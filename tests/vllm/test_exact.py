@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-import redis
 
-from kvroute.config import load
-from kvroute.proxy.app import Service
-from tests.observer import Observer, cells_in, cells_of, replayed
+from kvroute.adapters import redis_events
+from tests.adapters.publishers import Line
+from tests.observer import replayed
 from tests.processes import Valkey, free_port
-from tests.vllm.engines import SERVED_NAME, Engines
+from tests.vllm.engines import Engines
+from tests.vllm.rig import BLOCK, SMALL, Rig, revive, routed
 
-BLOCK = 32
-POOL_BLOCKS = 72  # small, so that nearly every request evicts
-SMALL = ("--num-gpu-blocks-override", str(POOL_BLOCKS), "--max-model-len", "1024")
-CLIENTS, REQUESTS, REMOVALS_MIN = 8, 500, 2_000
-SALTS = (None, None, None, "tenant-a", "tenant-b")
+REQUESTS, REMOVALS_MIN = 500, 2_000
+MISSED = 200  # batches
 
 
 @pytest.fixture(scope="module")
@@ -33,94 +28,18 @@ def small(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
         yield engines.start([(free_port(), free_port(), free_port())], *SMALL)
 
 
-class Rig:
-    """A router in this process before the engine, with its store."""
-
-    def __init__(self, engines: Engines, valkey: Valkey, service: Service, session: aiohttp.ClientSession) -> None:
-        self.engines, self.service, self.session = engines, service, session
-        self.store = redis.Redis(port=valkey.port)
-        self.rng = random.Random(4)
-
-    async def complete(self, ids: list[int], salt: str | None = None, tokens: int = 1) -> tuple[int, int]:
-        """Send a prompt; return the tokens that were predicted and those that were delivered from the cache."""
-        body: dict[str, Any] = {"model": SERVED_NAME, "prompt": ids, "max_tokens": tokens, "ignore_eos": True}
-        body |= {"cache_salt": salt} if salt else {}
-        async with self.session.post(f"{self.service.url}/v1/completions", json=body) as answer:
-            assert answer.status == 200, await answer.text()
-            usage = (await answer.json())["usage"]
-            return int(answer.headers["x-kvroute-predicted-tokens"]), usage["prompt_tokens_details"]["cached_tokens"]
-
-    def prompt(self) -> tuple[list[int], str | None]:
-        """One of 40 prompts: eight beginnings, each with some ends, of two to sixteen blocks."""
-        which = self.rng.randrange(40)
-        shape = random.Random(which % 8)
-        begin = [shape.randrange(1000, 4000) for _ in range(BLOCK * shape.randrange(1, 6))]
-        shape = random.Random(100 + which)
-        end = [shape.randrange(1000, 4000) for _ in range(shape.randrange(BLOCK, 11 * BLOCK))]
-        return begin + end, SALTS[which % len(SALTS)]
-
-    async def load(self, requests: int) -> None:
-        """Have the clients send mixed requests."""
-        left = iter(range(requests))
-
-        async def client() -> None:
-            for _ in left:
-                ids, salt = self.prompt()
-                await self.complete(ids, salt, self.rng.randrange(1, 3 * BLOCK))
-
-        await asyncio.gather(*[client() for _ in range(CLIENTS)])
-
-    def observer(self) -> Observer:
-        return Observer(SERVED_NAME).see(replayed(self.engines.engines[0].replay_port))
-
-    async def agrees(self) -> Observer:
-        """Wait until the index is at rest, then demand that it holds what the engine's full replay says."""
-        deadline = time.monotonic() + 20
-        while True:
-            observer = await asyncio.to_thread(self.observer)
-            expected = cells_of(observer.chains())
-            found = await asyncio.to_thread(cells_in, self.store, self.engines.urls[0])
-            if found == expected:
-                return observer
-            assert time.monotonic() < deadline, (len(found - expected), len(expected - found), len(expected))
-            await asyncio.sleep(0.2)
-
-    async def wrong(self, count: int) -> list[tuple[int, int, int]]:
-        """Return those of sequential probes whose prediction is not what was delivered, with the prompt's length."""
-        found = []
-        for _ in range(count):
-            ids, salt = self.prompt()
-            predicted, delivered = await self.complete(ids, salt)
-            if predicted != delivered:
-                found.append((predicted, delivered, len(ids)))
-            await asyncio.sleep(0.15)  # the events of a step follow its answer
-        return found
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """A Redis of the test's own, empty."""
+    with Valkey(tmp_path / "valkey.log") as valkey:
+        yield valkey
 
 
 @pytest.fixture
-async def rig(small: Engines, tmp_path: Path):
-    with Valkey(tmp_path / "valkey.log") as valkey:
-        tree = {
-            "listen.port": 0, "admin.port": 0, "replicas": [{"url": small.urls[0]}], "proxy.log_requests": False,
-            "store.url": f"redis://127.0.0.1:{valkey.port}", "proxy.expose_prediction": True, "drain_timeout_s": 2.0,
-            "store.lookup_deadline_ms": 1000.0,  # a machine under load must not turn an answer into a local one
-        }  # fmt: skip
-        service = Service(load(None, {}, tree))
-        await service.start()
-        try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-                yield Rig(small, valkey, service, session)
-        finally:
-            await service.stop()
-
-
-def revive(engines: Engines) -> None:
-    """Kill the engine at once, and start another one on its ports."""
-    (engine,) = engines.engines
-    engines.kill(0)
-    engines.children.pop(engine.pid).wait(30)
-    engines.engines = []
-    engines.start([(engine.port, engine.events_port, engine.replay_port)], *SMALL)
+async def rig(small: Engines, valkey: Valkey):
+    """A router before the engine."""
+    async with routed(small, valkey) as rig:
+        yield rig
 
 
 async def reset(rig: Rig) -> bool:
@@ -162,10 +81,70 @@ async def test_after_resets_and_an_emptied_store(rig):
     assert await rig.wrong(30) == []
 
 
+async def test_a_reset_through_the_router_is_known_without_a_request(rig):
+    """The engine, which would tell of it with its next step only, is made to tell at once."""
+    await rig.load(20)
+    await rig.agrees()
+    order = {"replica": rig.engines.urls[0]}
+    async with rig.session.post(f"{rig.service.admin_url}/admin/reset", json=order) as answer:
+        assert (answer.status, await answer.json()) == (200, {"reset": rig.engines.urls})
+    await rig.heard()
+    assert (await rig.agrees()).chains() == set()
+    ids, salt = rig.prompt()
+    assert await rig.complete(ids, salt) == (0, 0)
+
+
+async def test_an_engine_that_slept_wakes_with_an_empty_cache(rig):
+    """It is not used while it sleeps; woken, it holds nothing, and the index says so before any request."""
+    await rig.load(20)
+    await rig.agrees()
+    for order, is_available in (("sleep?level=1", False), ("wake_up", True)):
+        async with rig.session.post(f"{rig.engines.urls[0]}/{order}") as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(30):
+            while rig.service.fleet.states()[0].is_available != is_available:
+                await asyncio.sleep(0.05)
+    await rig.heard()
+    assert (await rig.agrees()).chains() == set()
+    await rig.load(20)
+    await rig.agrees()
+
+
 async def test_a_warm_engine_is_learnt_by_a_new_router(rig):
     """A router that starts before a warm engine holds what the engine holds, before any request."""
     await rig.agrees()
     assert (await asyncio.to_thread(rig.observer)).chains()
+
+
+def last_number(engines: Engines) -> int:
+    """Return the number of the engine's newest batch, -1 where it has none."""
+    told = replayed(engines.engines[0].replay_port)
+    return int(told[-1][0]) if told else -1
+
+
+async def test_a_router_cut_off_for_hundreds_of_batches_misses_none(small: Engines, valkey: Valkey) -> None:
+    """Its lines to the engine's events are cut; what the engine does meanwhile for others is replayed."""
+    (engine,) = small.engines
+    lines = [await Line(f"tcp://127.0.0.1:{port}").mend() for port in (engine.events_port, engine.replay_port)]
+    names = dict(zip(("events__endpoint", "events__replay_endpoint"), (line.endpoint for line in lines), strict=True))
+    topic = f"kv@{engine.name}@tiny"
+    async with routed(small, valkey, events__topic=topic, **names) as rig:
+        await rig.load(40)
+        await rig.agrees()
+        before = await rig.events()
+        for line in lines:
+            await line.cut()
+        while await asyncio.to_thread(last_number, small) < before["sequence"] + MISSED:
+            await rig.load(40, url=small.urls[0])
+        for line in lines:
+            await line.mend()
+        await rig.agrees()
+        assert await rig.wrong(30) == []
+        after = await rig.events()
+        assert after["sequence"] >= before["sequence"] + MISSED
+        assert (after["gaps"], after["lives"]) == (before["gaps"], before["lives"]) == (0, 0)
+    for line in lines:
+        await line.cut()
 
 
 async def test_a_killed_engine_begins_anew(rig):
@@ -173,8 +152,37 @@ async def test_a_killed_engine_begins_anew(rig):
     await rig.load(40)
     await rig.agrees()
     engine = rig.engines.engines[0]
-    await asyncio.to_thread(revive, rig.engines)
+    await asyncio.to_thread(revive, rig.engines, *SMALL)
     assert rig.engines.engines[0].port == engine.port
     await rig.load(60)
     await rig.agrees()
     assert await rig.wrong(30) == []
+
+
+async def snapshot_kept(rig: Rig) -> None:
+    """Wait until a successor would find where the router has got to."""
+    async with asyncio.timeout(30):
+        while not rig.store.keys("{kvr:*}q*"):
+            await asyncio.sleep(0.2)
+
+
+async def test_an_engine_restarted_while_the_router_was_away_is_another_one(
+    small: Engines, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has counted past the old one's number: the router that comes back knows it by the batch under that number."""
+    monkeypatch.setattr(redis_events, "SNAPSHOT_S", 3.0)
+    async with routed(small, valkey) as rig:
+        await rig.load(30)
+        await rig.agrees()
+        await snapshot_kept(rig)
+        known = (await rig.events())["sequence"]
+    await asyncio.to_thread(revive, small, *SMALL)
+    async with aiohttp.ClientSession() as rig.session:
+        while await asyncio.to_thread(last_number, small) <= known:
+            await rig.load(60, url=small.urls[0])
+    async with routed(small, valkey) as rig:
+        await rig.agrees()
+        assert (await rig.events())["lives"] == 1
+        await rig.load(30)
+        await rig.agrees()
+        assert await rig.wrong(30) == []
