@@ -101,7 +101,7 @@ class EventStream:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is open: no replay is wanted or under way."""
-        return not self._sequence.is_asking
+        return not self._sequence.is_asking and not self._sequence.is_behind
 
     def rewind(self, position: Position | None) -> None:
         """Hand on again what came after `position`, as far as the engine keeps it. Not to be called by the sink."""
@@ -187,6 +187,10 @@ class EventStream:
                 self._call.set()
 
     def _read_some(self, until_s: float) -> bool:
+        while self._sequence.is_behind:
+            self._sequence.step()
+            if time.monotonic() >= until_s:
+                return True
         while (socket := self._socket) is not None and _has_more(socket):
             message = self._receive(socket)
             self._look_at_line()
@@ -268,6 +272,7 @@ class EventStream:
         finally:
             self._checked_s = time.monotonic()
             self._sequence.answered(is_complete=is_complete)
+            self._on_readable()  # there may be batches that were held back
 
 
 def _shared_context() -> zmq.Context[zmq.Socket[bytes]]:

@@ -13,7 +13,7 @@ Rule 5. Where no replay can be had, a hole is told as a gap, a number that was u
         new connection a gap is told even if the numbers fit: `gap(n, n)` with the last number seen says that the batch
         under it may belong to an earlier life.
 Rule 6. While a replay is under way live batches are held back, up to HELD_LIMIT. Those that came before it was asked
-        for are in its answer, or stale.
+        for are in its answer, or stale; the others are handed on after it, one by one (`step`).
 
 No sockets and no clock here: `EventSequence` is told what came and says what it wants.
 Numbers, frames and replay are those of vLLM's ZmqEventPublisher (vllm/distributed/kv_events.py).
@@ -82,6 +82,7 @@ class EventSequence:
         self._is_unsure = False  # a new connection was made, and nothing has shown yet that it is the same life
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
+        self._does_without = False  # what is held back is handed on although replays brought nothing
         self._is_asking = False  # a replay is wanted or under way
         self._failures = 0
         self._answer: _Answer | None = None  # the replay under way
@@ -103,6 +104,11 @@ class EventSequence:
     def is_asking(self) -> bool:
         """Whether a replay is wanted or under way; live batches are held back until it is over."""
         return self._is_asking
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a replay is over and live batches are still held back: `step` hands them on."""
+        return bool(self._held) and not self._is_asking
 
     @property
     def is_answer_useless(self) -> bool:
@@ -129,13 +135,21 @@ class EventSequence:
     def check(self) -> None:
         """Ask for a replay where one can be had: it finds lost batches that no later one has shown to be missing."""
         self._is_asking = self._can_replay
+        self._does_without = False
 
     def live(self, seq: int, payload: bytes) -> None:
         """Take a batch from the live stream."""
-        if self._is_asking:
+        if self._is_asking or self._held:
             self._hold(seq, payload)
         else:
             self._take(seq, payload, may_ask=self._can_replay)
+
+    def step(self) -> None:
+        """Hand on the first of the batches that are held back, where `is_behind`."""
+        seq, payload = self._held.popleft()
+        self._held_bytes -= len(payload)
+        self._take(seq, payload, may_ask=not self._does_without)
+        self._does_without = self._does_without and self.is_behind
 
     def ask(self) -> int:
         """Begin a replay, and return the number to ask from. `answered` must follow, whatever happens."""
@@ -231,17 +245,16 @@ class EventSequence:
         """Go back to live, with what came after the replay was asked for."""
         self._is_asking = self._is_unsure = False
         self._failures = 0
-        for number, (seq, payload) in enumerate(self._release()):
-            if number >= stale:
-                self.live(seq, payload)
+        for _ in range(stale):
+            _, payload = self._held.popleft()
+            self._held_bytes -= len(payload)
 
     def _do_without(self) -> None:
         """Go back to live without an answer: what is missing becomes a gap."""
         self.counters.failed_replays += 1
         self._is_asking = False
         self._failures = 0
-        for seq, payload in self._release():
-            self._take(seq, payload, may_ask=False)
+        self._does_without = bool(self._held)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         digest = digest_of(payload)
@@ -276,15 +289,12 @@ class EventSequence:
     def _hold(self, seq: int, payload: bytes) -> None:
         if len(self._held) >= HELD_LIMIT or self._held_bytes + len(payload) > HELD_BYTES:
             self.counters.overflows += 1
-            self._release()  # the batch that is held next shows that these are missing
+            self._held.clear()  # the batch that is held next shows that these are missing
+            self._held_bytes = 0
             if self._answer is not None:
                 self._answer.stale = 0
         self._held.append((seq, payload))
         self._held_bytes += len(payload)
-
-    def _release(self) -> deque[tuple[int, bytes]]:
-        held, self._held, self._held_bytes = self._held, deque(), 0
-        return held
 
 
 class _Answer:

@@ -49,13 +49,20 @@ def live(sequence, life, *numbers):
         sequence.live(seq, f"{life}{seq}".encode())
 
 
+def answered(sequence, is_complete):
+    """End the replay under way, and have handed on what was held back."""
+    sequence.answered(is_complete=is_complete)
+    while sequence.is_behind:
+        sequence.step()
+
+
 def answer(sequence, life, numbers, *, is_complete=True):
     """Answer the replay that is wanted, from an engine that keeps the batches `numbers`."""
     start = sequence.ask()
     for seq in numbers:
         if seq >= start and not sequence.replayed(seq, f"{life}{seq}".encode()):
-            return sequence.answered(is_complete=False)
-    return sequence.answered(is_complete=is_complete)
+            return answered(sequence, False)
+    return answered(sequence, is_complete)
 
 
 def test_a_late_joiner_replays_from_zero_and_goes_on_live():
@@ -67,9 +74,25 @@ def test_a_late_joiner_replays_from_zero_and_goes_on_live():
     live(sequence, "a", 3, 4)
     for seq in range(4):
         assert sequence.replayed(seq, f"a{seq}".encode())
-    sequence.answered(is_complete=True)
+    answered(sequence, True)
     assert (start, log.told, sequence.wanted) == (0, batches("a", 0, 4), None)
     assert sequence.counters.duplicates == 1
+
+
+def test_what_was_held_back_is_handed_on_step_by_step():
+    """Before what comes meanwhile, so that nobody has to take all of it in one go."""
+    sequence, log = begin()
+    sequence.ask()
+    live(sequence, "a", 0, 1)
+    sequence.answered(is_complete=True)
+    assert (log.told, sequence.is_behind) == ([], True)
+    sequence.step()
+    live(sequence, "a", 2)
+    assert (log.told, sequence.is_behind) == (batches("a", 0, 0), True)
+    sequence.step()
+    sequence.step()
+    live(sequence, "a", 3)
+    assert (log.told, sequence.is_behind, sequence.wanted) == (batches("a", 0, 3), False, None)
 
 
 def test_a_late_joiner_learns_what_the_buffer_no_longer_holds():
@@ -203,7 +226,7 @@ def test_a_reconnection_during_a_replay_starts_it_again():
     sequence.connected()
     assert sequence.is_answer_useless
     assert not sequence.replayed(1, b"a1")
-    sequence.answered(is_complete=False)
+    answered(sequence, False)
     answer(sequence, "b", range(2))
     answer(sequence, "b", range(2))
     assert log.told == [*batches("a", 0, 0), "new life", *batches("b", 0, 1)]
@@ -226,7 +249,7 @@ def test_what_is_held_back_is_bounded_and_asked_for_again(monkeypatch):
     sequence.ask()
     live(sequence, "a", *range(8))
     sequence.replayed(0, b"a0")
-    sequence.answered(is_complete=True)
+    answered(sequence, True)
     assert sequence.wanted == 0
     answer(sequence, "a", range(8))
     assert (log.told, sequence.wanted) == (batches("a", 0, 7), None)
@@ -242,7 +265,7 @@ def test_what_is_held_back_after_an_overflow_came_after_the_question(monkeypatch
     live(sequence, "a", 4, 5, 6)
     for seq in range(5):
         sequence.replayed(seq, f"a{seq}".encode())
-    sequence.answered(is_complete=True)
+    answered(sequence, True)
     assert (log.told, sequence.wanted) == (batches("a", 0, 6), None)
 
 
@@ -274,7 +297,7 @@ def test_bytes_held_back_are_bounded(monkeypatch):
     sequence, log = begin()
     sequence.ask()
     live(sequence, "a", 0, 1, 2)
-    sequence.answered(is_complete=True)
+    answered(sequence, True)
     answer(sequence, "a", range(3))
     assert (log.told, sequence.counters.overflows) == (batches("a", 0, 2), 1)
 
@@ -368,6 +391,8 @@ def settle(sequence, engine):
         for seq, payload in engine.wire:
             sequence.live(seq, payload)
         engine.wire = []
+        while sequence.is_behind:
+            sequence.step()
         if sequence.wanted is None:
             return
         replay_once(sequence, engine, cut=None, hole=None, meanwhile=0)
@@ -410,6 +435,9 @@ def act(sequence, engine, kind, *details):
     if kind == "publish":
         engine.publish(*details)
     elif kind == "read":
+        for _ in range(details[0]):
+            if sequence.is_behind:
+                sequence.step()
         for seq, payload in engine.wire[: details[0]]:
             sequence.live(seq, payload)
         del engine.wire[: details[0]]
