@@ -6,6 +6,10 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("kvroute", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("kvroute")
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
 

@@ -42,6 +42,7 @@ def test_policies_are_compared_in_a_table():
     assert "Not in this result" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_command_prints_the_same():
     """A seed decides everything: two processes agree to the last digit."""
     command = [
@@ -81,6 +82,7 @@ def test_recorded_texts_are_played():
     assert any("four bytes a token" in note for note in found["ignored"])
 
 
+@pytest.mark.slow
 def test_reports_are_written(tmp_path):
     """A page and a picture are written where asked for."""
     done = simulate(*SMALL, "--html", tmp_path / "r.html", "--png", tmp_path / "r.png")

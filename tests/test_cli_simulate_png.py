@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from io import BytesIO
 
+import pytest
 from matplotlib.image import imread
 
 from kvroute.cli_simulate_png import png_of
 from tests.sim.reports import compared
+
+pytestmark = pytest.mark.slow  # large files and pictures
 
 
 def test_a_picture_is_drawn():

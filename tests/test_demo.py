@@ -6,8 +6,12 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.admin import until
 from tests.processes import KVROUTE, Program, descendants
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 
 def test_the_demo_answers_and_leaves_nothing_behind(tmp_path):

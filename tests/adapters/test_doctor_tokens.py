@@ -14,6 +14,8 @@ from kvroute.routing.replica import ModelCard
 from tests.adapters.between import between
 from tests.tokenizer_files import tokenizer_directory
 
+pytestmark = pytest.mark.slow  # large files and pictures
+
 
 @pytest.fixture
 async def replica():

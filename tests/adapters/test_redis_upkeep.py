@@ -14,6 +14,7 @@ def chain(*tokens: int) -> PrefixChain:
     return chain_of(tokens_of(tokens), 1, root_of("m"))
 
 
+@pytest.mark.slow
 async def test_dead_bits_are_swept_and_slots_used_again():
     """The bits of an ended life go one by one, then its slot may stand for another replica."""
     with server() as redis, redis.client() as client:

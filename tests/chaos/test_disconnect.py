@@ -6,10 +6,13 @@ import asyncio
 import json
 
 import aiohttp
+import pytest
 
 from tests.admin import fetch, metric, replicas, until
 from tests.chaos.clients import Seen, chat, open_connections, stream
 from tests.processes import Router, SimulatedReplica
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 CLIENTS = 200
 GONE_S = 5.0  # nothing of them is left by then

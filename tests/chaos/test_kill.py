@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 
 from tests.chaos.clients import Seen, chat, stream, until_begun
 from tests.processes import Router, SimulatedReplica
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 CLIENTS = 40
 ALL_ANSWERED_S = 60.0  # none hangs

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 
 import aiohttp
+import pytest
 import redis
 
 from tests.admin import metric
 from tests.chaos.clients import Seen, chat, stream
 from tests.processes import Router, SimulatedReplica, Valkey
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 WORKERS = 6
 BACK_S = 2.0  # the index is used again by then

@@ -45,6 +45,7 @@ async def test_events_say_what_is_held(index):
     await settled(index, [{R0: 1, R1: 2}], chain(5, 6, 7))
 
 
+@pytest.mark.slow
 async def test_what_was_sent_does_not_count_beside_events(index):
     """Sending a prompt is a promise for a short while; what stays is what the events say."""
     (engine,) = followed(index, R0)
@@ -59,6 +60,7 @@ async def test_what_was_sent_does_not_count_beside_events(index):
     assert await holdings(index, chain(5, 6, 7)) == [{R0: 1}]
 
 
+@pytest.mark.slow
 async def test_a_silent_replica_holds_what_it_was_sent(index):
     """Before a replica's events are first heard, what it was sent counts; afterwards what they say."""
     (engine,) = followed(index, R0)
@@ -152,6 +154,7 @@ histories = st.lists(st.tuples(st.sampled_from(["store", "store", "remove", "cle
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(histories)
+@pytest.mark.slow
 def test_any_history(opener, history):
     """However an engine's blocks come and go, the index holds what a table of its events says."""
 

@@ -173,6 +173,7 @@ steps = st.lists(st.tuples(deeds, st.integers(0, 2), trunk, st.integers(0, 70)),
 
 @given(steps=steps, capacity=st.integers(1, 120))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
 def test_agrees_with_the_model_of_each_replica(opener, steps, capacity):
     """After any sequence of records, corrections and restarts, every depth is the one that a Residency gives."""
 

@@ -158,6 +158,7 @@ def test_lost_events_cost_hits():
     assert some < all_
 
 
+@pytest.mark.slow
 def test_memory_follows_what_is_in_flight_and_not_the_trace():
     """Eight times the requests need hardly more memory."""
 

@@ -18,6 +18,8 @@ from kvroute.sim.workload_plan import Pace, of_trace
 from kvroute.sim.workload_trace import Naming, Trace, read_row
 from tests.data_files import DATA
 
+pytestmark = pytest.mark.slow  # thousands of simulated requests
+
 BLOCK = 512
 MILLION = 1_000_000
 ENOUGH = 80_000_000  # no cache fills up

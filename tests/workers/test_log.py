@@ -11,6 +11,8 @@ import pytest
 
 from kvroute.workers.log import LineHandler, pieces
 
+pytestmark = pytest.mark.slow  # real processes, many of them
+
 WRITER = """
 import logging, sys
 from kvroute.workers.log import LineHandler

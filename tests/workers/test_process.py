@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from kvroute.workers.process import WorkerProcess
 from kvroute.workers.staff import Post
 from tests.processes import SimulatedReplica
 from tests.workers.lent import lent
+
+pytestmark = pytest.mark.slow  # real processes, many of them
 
 
 @asynccontextmanager
