@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 from kvroute.routing.replica import ReplicaId
 from tests.adapters.test_redis_index import NS, R0, R1, answers, router
