@@ -191,7 +191,9 @@ class MemoryIndex:
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain, all exact."""
         self.stats.lookups += 1
-        holdings = tuple(self.holding(namespace, chain) for chain in chains)
+        holdings = tuple([self.holding(namespace, chain) for chain in chains])
+        if not self._feeds:
+            return Match(holdings, "index")
         slower = tuple(self._slower(namespace, chain) for chain in chains)
         feeds = {
             replica: self._feeds[replica][0] for replica in self._feeds.keys() & self._rooms.get(namespace, {}).keys()
@@ -201,10 +203,12 @@ class MemoryIndex:
 
     def holding(self, namespace: Namespace, chain: PrefixChain) -> Holding:
         """Return the holdings of one chain, without waiting."""
-        room = self._rooms.get(namespace, {})
-        held = ((replica, residency.held(chain)) for replica, residency in room.items() if replica not in self._feeds)
-        holding = {replica: blocks for replica, blocks in held if blocks}
-        for replica in self._feeds.keys() & room.keys():
+        room, feeds = self._rooms.get(namespace, {}), self._feeds
+        holding = {}
+        for replica, residency in room.items():
+            if replica not in feeds and (blocks := residency.held(chain)):
+                holding[replica] = blocks
+        for replica in feeds.keys() & room.keys() if feeds else ():
             if blocks := self._told(replica, room[replica], chain):
                 holding[replica] = blocks
         return holding
