@@ -11,6 +11,7 @@ Rule 2, the working set. A conversation that has no seat gets one only on a repl
         as keeping the cache serves more than giving the room to others (`memory_plan`). Who has no seat waits in line,
         but for those whose prompt lies in a cache nevertheless;
         conversations with a seat go on. Where more live than fit after all, the youngest loses its seat.
+        A forecast alone holds nobody: where little is promised and nothing was lost lately, there is a seat for all.
 Rule 3, the measure. The part of the pool that seats may reserve is learnt: it shrinks while conversations that come
         back in time find their caches gone, and grows while requests are held and no cache is lost.
 
@@ -20,8 +21,8 @@ All of it is silent while everything fits. Not known here: the clock, sockets, a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, repeat
 from math import ceil
 
 from msgspec import Struct
@@ -48,6 +49,9 @@ OVER_MIN_S = 4.0
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
 HELD_SHARE = 0.8  # of a prompt, from which a replica that holds it needs no room for it
+CALM_SHARE = 0.5  # of a cache, up to which promises leave so much room that only losses are a reason to hold
+LOST_NONE = 0.01  # of what came back: so little that nothing is lost to speak of
+LOOK_S = 1.0  # after which a request at a gate is asked about again although that gate has not opened
 IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
 BYTES_PER_TOKEN = 4  # of a request whose size was not said
 
@@ -65,6 +69,7 @@ class Waits(Struct, frozen=True):
 
     at_gate: bool  # there is a place for its conversation, and no room to run yet; else it waits in line for a place
     reason: str
+    gate: tuple[Member, Work] | None = None  # where it is cheapest, and what it asks there; None = not at one
 
 
 class Chances(Struct, frozen=True):
@@ -132,7 +137,9 @@ class Admission:
         conversation.is_under_way = True
         conversation.last_end_s = None
         self._served.enter(conversation.tenant)
-        return Turn(demand, conversation, output_tokens * demand.sequences, self._over)
+        turn = Turn(demand, conversation, output_tokens * demand.sequences, self._over)
+        turn.found_tokens = reachable
+        return turn
 
     def _learn(self, conversation: Conversation) -> None:
         habits = self._habits.of(conversation.model)
@@ -168,7 +175,8 @@ class Admission:
                 continue
             if self._gate.is_open(member, chances.work(member), self._now_s):
                 return member
-            return Waits(True, "no room where it is cheapest")  # to wait is in its price: elsewhere would take longer
+            # To wait is in its price: elsewhere would take longer.
+            return Waits(True, "no room where it is cheapest", (member, chances.work(member)))
         return Waits(False, "the pool is full of live conversations" if is_next else "others wait")
 
     def _forecast(self, turn: Turn) -> Forecast:
@@ -180,13 +188,20 @@ class Admission:
         capacity = member.replica.capacity_tokens
         if not capacity or not member.view.sequences or not self.memory_s(turn.demand.model):
             return True  # where no cache is kept for a next turn, the gate alone decides
+        if self._is_calm(member):
+            return True
         peak = self._set.peak_tokens(member.replica.id, turn.conversation, self._forecast(turn))
         return peak <= self.pressure.fill * capacity
+
+    def _is_calm(self, member: Member) -> bool:
+        """Return whether a replica shows no reason to hold: little is promised there, and nothing was lost lately."""
+        capacity = member.replica.capacity_tokens or 0
+        return self.pressure.lost < LOST_NONE and member.view.kv_tokens < CALM_SHARE * capacity
 
     def _is_crowded(self, member: Member, conversation: Conversation) -> bool:
         """Return whether more lives on a replica than fits, and this is the youngest there."""
         capacity, table = member.replica.capacity_tokens, self._set.table(member.replica.id)
-        if not capacity or table.now_tokens <= self.pressure.limit * capacity:
+        if not capacity or table.now_tokens <= self.pressure.limit * capacity or self._is_calm(member):
             return False
         return len(table.seats) > 1 and conversation.number == max(table.seats)
 
@@ -201,7 +216,7 @@ class Admission:
         conversation = turn.conversation
         if conversation.turns > 1 and not conversation.is_repeated and self._set.seat_of(conversation):
             kept = conversation.tokens - conversation.growth_tokens
-            found, is_idle = min(hit_tokens, kept), self._is_idle(conversation)
+            found, is_idle = min(turn.found_tokens, kept), self._is_idle(conversation)
             self.pressure.learn_return(kept, found, seats=len(self._set), is_idle=is_idle)
         replica = member.replica
         conversation.is_suspended = False
@@ -232,6 +247,7 @@ class Admission:
             turn.over(None)
             raise self._overloaded(turn, f"waited for {self._now_s - ticket.hold.since_s:.0f} s: {waits.reason}")
         ticket.hits, ticket.is_woken = hits, False
+        self.look(ticket, waits)
         self.waiting.add(ticket, at_gate=waits.at_gate)
         return ticket.hold
 
@@ -255,17 +271,35 @@ class Admission:
         if ticket is not None:
             ticket.turn.over(None)
 
+    def look(self, ticket: Ticket, waits: Waits) -> None:
+        """Note that a request was asked about in vain: it need not be before its gate opens or LOOK_S have passed."""
+        ticket.gate, ticket.looked_s = waits.gate, self._now_s
+
     def candidates(self) -> Iterator[Ticket]:
         """Yield who may be next: those at a gate, then each line's first, as long as the last one went.
 
         Changes between two steps are seen: a ticket that was admitted meanwhile is followed by the next in its line.
         """
-        yield from self.waiting.at_gates()
+        for _, tickets in groupby(self.waiting.at_gates(), key=lambda ticket: ticket.turn.demand.priority):
+            yield from self._at_gates(tickets)
         for model in self.waiting.models():
             last: Ticket | None = None
             while (first := self.waiting.first(model, self._served)) and first is not last:
                 yield first
                 last = first
+
+    def _at_gates(self, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
+        """Yield those whose gate has opened, then those who might find another one open.
+
+        So room goes to those who waited for it there, whose prefixes lie there, before others bring new ones.
+        """
+        elsewhere = []
+        for ticket in tickets:
+            if ticket.gate is None or self._gate.is_open(*ticket.gate, self._now_s):
+                yield ticket
+            elif self._now_s >= ticket.looked_s + LOOK_S:
+                elsewhere.append(ticket)
+        yield from elsewhere
 
     def _over(self, turn: Turn, usage: Usage | None, now_s: float | None) -> None:
         """Take in that a turn is over."""
@@ -280,7 +314,8 @@ class Admission:
             cached = turn.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
             self._served.serve(conversation.tenant, usage.prompt_tokens - cached + usage.completion_tokens, cached)
             habits.learn_answer(usage.completion_tokens)
-            conversation.tokens += usage.completion_tokens if turn.demand.sequences == 1 else 0
+            if turn.demand.sequences == 1:
+                conversation.answered(usage.completion_tokens)
             conversation.last_end_s = self._now_s
         self._set.pause(
             conversation, habits.forecast(conversation, 0.0), self._now_s + self.memory_s(conversation.model)

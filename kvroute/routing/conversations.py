@@ -20,6 +20,8 @@ from kvroute.routing.demand import Demand
 
 STRIDE = 8
 CONVERSATIONS_MAX = 65_536
+PREFIXES_MAX = 4096
+LENGTHS_MAX = 8  # of shared prefixes, the latest: at so many places a prompt is compared with them
 ROOT = 0  # the mark of tips before the first place
 
 
@@ -27,8 +29,9 @@ class Conversation:
     """What is known of one conversation. `tokens` are its latest prompt and, once that has ended, the answer."""
 
     __slots__ = (
-        "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_suspended", "is_under_way", "last_end_s", "mark",
-        "model", "number", "prefix", "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
+        "_answer_tokens", "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_suspended", "is_under_way",
+        "keeps_answers", "last_end_s", "mark", "model", "number", "prefix", "shared_tokens", "since_s", "tenant", "tip",
+        "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, demand: Demand, shared_tokens: int, now_s: float) -> None:
@@ -36,10 +39,12 @@ class Conversation:
         self.model = demand.model
         self.tenant = demand.tenant
         self.since_s = now_s
-        self.shared_tokens = min(shared_tokens, demand.prompt_tokens)  # others held these when it began
+        self.shared_tokens = min(shared_tokens, demand.prompt_tokens)  # of its prompts, that others need as well
         self.turns = 0
         self.tokens = self.first_tokens = demand.prompt_tokens
         self.growth_tokens = 0  # of the latest turn: what its prompt added to the one before
+        self.keeps_answers = True  # prompts go on behind them; else they are dropped, as reasoning often is
+        self._answer_tokens = 0  # of the latest answer, where it is among `tokens`
         self.is_under_way = False
         self.is_repeated = False  # its latest turn came to nothing: the same prompt again is no further turn
         self.is_suspended = False  # it lost its place to older ones, and its cache is to go first
@@ -56,9 +61,19 @@ class Conversation:
 
     def grow(self, prompt_tokens: int) -> None:
         """Move on to a longer prompt."""
+        if prompt_tokens < self.tokens and self._answer_tokens:
+            self.keeps_answers = False
+            self.tokens -= self._answer_tokens
+        self._answer_tokens = 0
         self.growth_tokens = max(prompt_tokens - self.tokens, 0)
         self.is_repeated = self.is_repeated and not self.growth_tokens
         self.tokens = prompt_tokens
+
+    def answered(self, tokens: int) -> None:
+        """Take in an answer: it is part of the history, unless an earlier one was not."""
+        if self.keeps_answers:
+            self._answer_tokens = tokens
+            self.tokens += tokens
 
     def copy(self) -> Conversation:
         """Return one that is equal and belongs to nobody."""
@@ -79,6 +94,8 @@ class Conversations:
         self._count = 0
         self._known: OrderedDict[int, Conversation] = OrderedDict()
         self._tips: dict[int, dict[int, list[Conversation]]] = {}
+        self._prefixes: OrderedDict[int, None] = OrderedDict()  # that conversations shared with others when they began
+        self._lengths: OrderedDict[int, None] = OrderedDict()  # of these, in blocks
 
     def __len__(self) -> int:
         return len(self._known)
@@ -100,7 +117,10 @@ class Conversations:
             self._count += 1
             found = Conversation(self._count, demand, shared_tokens, now_s)
             self._known[found.number] = found
+            self._note_prefix(found, demand.block_size)
         else:
+            if found.prefix == ROOT:
+                self._share(found, hashes, demand.block_size)
             self._untip(found)
             self._known.move_to_end(found.number)
             found.grow(demand.prompt_tokens)
@@ -109,6 +129,29 @@ class Conversations:
         while len(self._known) > self._limit:
             self._untip(self._known.popitem(last=False)[1])
         return found
+
+    def _note_prefix(self, conversation: Conversation, block_size: int) -> None:
+        """Remember what a new conversation has in common with others."""
+        if conversation.prefix == ROOT:
+            return
+        length = conversation.shared_tokens // block_size
+        for known, item, limit in (
+            (self._prefixes, conversation.prefix, PREFIXES_MAX),
+            (self._lengths, length, LENGTHS_MAX),
+        ):
+            known[item] = None
+            known.move_to_end(item)
+            if len(known) > limit:
+                known.popitem(last=False)
+
+    def _share(self, conversation: Conversation, hashes: Sequence[int], block_size: int) -> None:
+        """Have one that came first share its beginning with those that came later: the least that anybody shares."""
+        for length in sorted(self._lengths):
+            if length > len(hashes):
+                return
+            if hashes[length - 1] in self._prefixes:
+                conversation.prefix, conversation.shared_tokens = hashes[length - 1], length * block_size
+                return
 
     def foresee(self, demand: Demand, shared_tokens: int, now_s: float) -> Conversation:
         """Return what `recognise` would return, as a copy; nothing changes."""

@@ -232,7 +232,10 @@ class Router:
         except KvrouteError:  # its driver will be told when it asks
             return False
         chances = self._offers(demand, ticket.hits, NOTHING_STORED).chances(members, self._slo)
-        return isinstance(admission.choose(ticket.turn, chances, is_next=True), Member)
+        found = admission.choose(ticket.turn, chances, is_next=True)
+        if isinstance(found, Waits):
+            admission.look(ticket, found)
+        return isinstance(found, Member)
 
     def drop(self, hold: Hold, now: float) -> None:
         """Forget a request that waits: its client has left, or will not wait any longer."""

@@ -11,7 +11,7 @@ from kvroute.routing.demand import Demand, Usage
 class Turn:
     """Under way from the moment that it is recognised until it is over, once."""
 
-    __slots__ = ("_over", "conversation", "demand", "hit_tokens", "is_over", "output_tokens")
+    __slots__ = ("_over", "conversation", "demand", "found_tokens", "hit_tokens", "is_over", "output_tokens")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class Turn:
         self.conversation = conversation
         self.output_tokens = output_tokens  # expected of all its sequences
         self.hit_tokens = 0  # where it was placed
+        self.found_tokens = 0  # in some cache, when it came
         self.is_over = False
         self._over = over
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from kvroute.routing.cost import Work
 from kvroute.routing.hold import Hold
+from kvroute.routing.member import Member
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.turn import Turn
 
@@ -23,7 +25,7 @@ TENANTS_MAX = 4096
 class Ticket:
     """A held request."""
 
-    __slots__ = ("at_gate", "hits", "hold", "is_woken", "size_bytes", "turn")
+    __slots__ = ("at_gate", "gate", "hits", "hold", "is_woken", "looked_s", "size_bytes", "turn")
 
     def __init__(self, hold: Hold, turn: Turn, size_bytes: int) -> None:
         self.hold = hold
@@ -31,6 +33,8 @@ class Ticket:
         self.size_bytes = size_bytes
         self.hits: Mapping[ReplicaId, int] = {}  # what the index knew when it was last asked
         self.at_gate = False  # it waits for room where it is cheapest; else in line
+        self.gate: tuple[Member, Work] | None = None  # what it waits for there
+        self.looked_s = hold.since_s  # when it was last asked about
         self.is_woken = False  # it was named as released and has not come back yet
 
 

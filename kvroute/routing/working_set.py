@@ -22,12 +22,13 @@ EMPTY: Forecast = (0.0,) * len(HORIZONS)
 class Seat:
     """A conversation's place."""
 
-    __slots__ = ("conversation", "due_s", "forecast", "replica")
+    __slots__ = ("conversation", "due_s", "forecast", "prefix", "replica")
 
     def __init__(self, conversation: Conversation, replica: ReplicaId, forecast: Forecast) -> None:
         self.conversation = conversation
         self.replica = replica
         self.forecast = forecast
+        self.prefix = conversation.prefix  # as it was counted: that others share it may turn out later
         self.due_s: float | None = None  # when it ends, unless the conversation goes on; None while a turn is under way
 
 
@@ -120,11 +121,11 @@ class WorkingSet:
             del self._tables[seat.replica]  # sums of floating point numbers start afresh
             return
         table.sums = tuple([a - b for a, b in zip(table.sums, seat.forecast, strict=True)])
-        prefix = table.prefixes[conversation.prefix]
+        prefix = table.prefixes[seat.prefix]
         prefix[1] -= 1
         if not prefix[1]:
             table.shared_tokens -= prefix[0]
-            del table.prefixes[conversation.prefix]
+            del table.prefixes[seat.prefix]
 
     def advance(self, now_s: float) -> None:
         """End the seats of conversations that were silent for too long."""
