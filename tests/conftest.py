@@ -8,10 +8,11 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-settings.register_profile("kvroute", deadline=None)  # a busy machine is no fault of the code
-settings.load_profile("kvroute")
-
 IN_CI = os.environ.get("CI", "").lower() == "true"
+EXAMPLES = 100 if IN_CI else 40  # of a property test: people run them often, CI has the time to look longer
+
+settings.register_profile("kvroute", deadline=None, max_examples=EXAMPLES)  # a busy machine is no fault of the code
+settings.load_profile("kvroute")
 
 
 @pytest.hookimpl(wrapper=True)
