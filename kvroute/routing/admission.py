@@ -49,7 +49,7 @@ OVER_MIN_S = 4.0
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
 HELD_SHARE = 0.8  # of a prompt, from which a replica that holds it needs no room for it
-CALM_SHARE = 0.5  # of a cache, up to which promises leave so much room that only losses are a reason to hold
+CALM_SHARE = 0.3  # of a cache, up to which promises leave so much room that only losses are a reason to hold
 LOST_NONE = 0.01  # of what came back: so little that nothing is lost to speak of
 LOOK_S = 1.0  # after which a request at a gate is asked about again although that gate has not opened
 IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
@@ -215,7 +215,8 @@ class Admission:
         turn.hit_tokens = hit_tokens
         conversation = turn.conversation
         if conversation.turns > 1 and not conversation.is_repeated and self._set.seat_of(conversation):
-            kept = conversation.tokens - conversation.growth_tokens
+            size = turn.demand.block_size
+            kept = (conversation.tokens - conversation.growth_tokens - 1) // size * size  # what a cache can give back
             found, is_idle = min(turn.found_tokens, kept), self._is_idle(conversation)
             self.pressure.learn_return(kept, found, seats=len(self._set), is_idle=is_idle)
         replica = member.replica

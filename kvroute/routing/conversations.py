@@ -119,7 +119,7 @@ class Conversations:
             self._known[found.number] = found
             self._note_prefix(found, demand.block_size)
         else:
-            if found.prefix == ROOT:
+            if found.prefix == ROOT and self._lengths:
                 self._share(found, hashes, demand.block_size)
             self._untip(found)
             self._known.move_to_end(found.number)

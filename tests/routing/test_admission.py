@@ -261,6 +261,66 @@ def test_the_youngest_leaves_where_more_live_than_fit():
     assert isinstance(router.admit(turn(3, 3_200), hits(r0=3_100), now + 0.1), Hold)
 
 
+def crowd(router: Router, count: int = 12) -> float:
+    """Let conversations of 1,008 tokens come, answer and pause, one after the other: 10,000 tokens cannot keep all."""
+    for root in range(count):
+        done(booked(router, turn(root, 1_008), root / 100), root / 100, 1_008)
+    return count / 100
+
+
+def test_reservations_alone_hold_nobody():
+    """Whatever pausing conversations may come to hold: little is promised and nothing was lost, so all go at once."""
+    router = pool()
+    now = crowd(router)
+    assert router.admission is not None
+    assert router.admission.standing().live[0].peak_tokens > 10_000
+    booked(router, turn(98, 1_008), now)
+    booked(router, turn(99, 1_008), now)
+
+
+def test_once_caches_were_lost_reservations_count():
+    """The same crowd, after one of them came back and found nothing: who is new waits, though little is promised."""
+    router = pool()
+    now = crowd(router)
+    booked(router, turn(0, 1_200), now)
+    waits(router, turn(99, 1_008), now)
+
+
+def test_a_cache_that_is_there_is_not_lost():
+    """Coming back and being placed elsewhere, because its own replica is busy, says nothing of evictions."""
+    router = pool("r0", "r1")
+    home = booked(router, turn(1, 1_008))
+    done(home, 0.1, 1_008)
+    router.fleet.set_others({home.replica.id: Promise(20, 9_000, 9_000)})
+    again = booked(router, turn(1, 1_200), 0.2, **{home.replica.id: 1_104})  # and a part of a block
+    assert again.replica.id != home.replica.id
+    assert router.admission is not None
+    assert router.admission.pressure.lost == 0.0
+
+
+def test_room_goes_to_who_waited_for_it_there():
+    """Each of two waits for the slot of the replica that holds its prompt; the older one's is still taken."""
+    router = router_of(replica("r0", max_num_seqs=1), replica("r1", max_num_seqs=1), admission=AdmissionSettings())
+    booked(router, turn(1), r0=2_900)
+    running = booked(router, turn(2), r1=2_900)
+    older, younger = waits(router, turn(3), r0=2_900), waits(router, turn(4), r1=2_900)
+    running.finish(Outcome.DONE, 0.5)
+    assert list(router.released(0.5)) == [younger]
+    assert isinstance(router.admit(younger.demand, hits(r1=2_900), 0.5, hold=younger), Lease)
+    assert router.admission is not None
+    assert router.admission.waiting.all()[0].hold is older
+
+
+def test_who_waits_at_a_gate_hears_of_other_room_within_a_second():
+    """The replica that was cheapest stays full; another one that comes is found although that gate never opened."""
+    router = pool()
+    booked(router, turn(1, 8_000))
+    hold = waits(router, turn(2, 3_008), r0=2_900)
+    router.fleet.join(replica("r1", capacity_tokens=10_000), 0.1)
+    assert list(router.released(0.2)) == []
+    assert list(router.released(1.1)) == [hold]
+
+
 steps = st.tuples(
     st.sampled_from(["ask", "ask", "end", "fail", "leave", "drop", "down", "up", "gone", "join"]),
     st.integers(0, 7),

@@ -94,3 +94,39 @@ def test_memory_is_bounded(turns: list[tuple[int, int]]):
         known.recognise(turn(blocks, root=root), 0, 0.0)
         assert len(known) <= 3
         assert sum(len(each) for tips in known._tips.values() for each in tips.values()) <= 3
+
+
+def test_an_answer_that_the_next_prompt_leaves_out_is_no_part_of_the_history():
+    """Prompts that do not go on behind the answer, as where reasoning is dropped: from then on none is counted."""
+    known = Conversations()
+    one = known.recognise(turn(20), 0, 0.0)
+    one.answered(500)
+    assert one.tokens == 323 + 500
+    known.recognise(turn(25), 0, 1.0)
+    assert (one.tokens, one.growth_tokens, one.keeps_answers) == (403, 80, False)
+    one.answered(500)
+    assert one.tokens == 403
+
+
+def test_an_answer_that_the_next_prompt_holds_stays():
+    """A prompt that is longer than prompt and answer added to both."""
+    known = Conversations()
+    one = known.recognise(turn(20), 0, 0.0)
+    one.answered(64)
+    known.recognise(turn(25), 0, 1.0)
+    assert (one.tokens, one.growth_tokens, one.keeps_answers) == (403, 16, True)
+
+
+def test_who_came_first_shares_its_beginning_with_those_that_came_later():
+    """The first prompt of a group holds the prefix alone until another one begins with it; then it counts once."""
+    from kvroute.kv.chain import Root, chain_of, tokens_of
+
+    known = Conversations()
+    prompts = [[*range(40 * 16), *range(start, start + 64)] for start in (10_000, 20_000)]
+    chains = [chain_of(tokens_of(each), 16, Root(0)) for each in prompts]
+    first = known.recognise(ask(704, chain=chains[0]), 0, 0.0)
+    assert known.recognise(ask(704, chain=chains[0]), 0, 1.0) is first
+    assert first.own_tokens == 704
+    second = known.recognise(ask(704, chain=chains[1]), 640, 2.0)
+    assert known.recognise(ask(704, chain=chains[0]), 700, 3.0) is first
+    assert (first.prefix, first.own_tokens) == (second.prefix, 64)

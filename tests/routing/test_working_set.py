@@ -106,3 +106,17 @@ def test_sums_are_those_of_the_seats(happenings: list[tuple[int, str, int]]):
             whole = [sum(each) for each in zip(*(seat.forecast for seat in table.seats.values()), strict=True)]
             assert table.sums == pytest.approx(whole or [0.0] * len(HORIZONS), abs=1e-3)
             assert table.shared_tokens == sum({160 * (number % 3) for number in table.seats})
+
+
+def test_a_seat_is_taken_away_as_it_was_counted():
+    """That its beginning is shared may turn out while a conversation has a seat: sums stay those of the seats."""
+    seats, one, two = WorkingSet(), conversation(1), conversation(2, 160)
+    for each in (one, two):
+        seats.seat(each, R0, rising(100))
+    one.prefix, one.shared_tokens = two.prefix, 160
+    seats.seat(one, R0, rising(60))
+    assert seats.table(R0).shared_tokens == 160
+    seats.remove(two)
+    assert seats.table(R0).shared_tokens == 160
+    seats.remove(one)
+    assert seats.table(R0).shared_tokens == 0
