@@ -375,7 +375,11 @@ class Admission:
     def plan(self, model: str, member: Member) -> None:
         """Find anew how long that should be, if it is time to."""
         habits, capacity = self._habits.of(model), member.replica.capacity_tokens
-        if self._now_s < habits.planned_s + PLAN_EVERY_S or not capacity or habits.turns_seen < TURNS_MIN:
+        if self._now_s < habits.planned_s + PLAN_EVERY_S or not capacity:
+            return
+        if habits.turns_seen < TURNS_MIN:
+            if habits.ends_seen >= TURNS_MIN:
+                habits.memory_s = 0.0  # so far conversations end and do not go on: nothing is kept for a guess
             return
         turns = turns_of(habits, member.rates.attention_tokens)
         room = self.pressure.fill * capacity / max(habits.own_tokens + habits.output_tokens, 1.0)

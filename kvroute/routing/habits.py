@@ -50,6 +50,7 @@ class Habits:
         self.own_tokens = 0.0  # of these, what the conversation does not share
         self.output_tokens = 0.0  # of an answer; 0 = none was seen
         self.turns_seen = 0
+        self.ends_seen = 0  # conversations that seem to be over
         self.memory_s = MEMORY_SEED_S  # how long a pausing conversation's cache should be kept, as planned
         self.planned_s = -inf  # when that was
         self._ended = [PRIOR_TURNS / (2 * first_turn(step) + 1) for step in range(STEPS)]
@@ -81,6 +82,7 @@ class Habits:
     def learn_end(self, turns: int) -> None:
         """Take in that a conversation seems to be over after so many turns."""
         self._observe(turns, ended=1.0)
+        self.ends_seen += 1
 
     def learn_pause(self, pause_s: float) -> None:
         """Take in how long a conversation paused before it went on."""

@@ -286,6 +286,15 @@ def test_once_caches_were_lost_reservations_count():
     waits(router, turn(99, 1_008), now)
 
 
+def test_nothing_is_kept_for_prompts_that_do_not_come_back():
+    """After a few dozen single requests no room is reserved between turns, whatever was assumed to begin with."""
+    router = pool()
+    for root in range(40):
+        done(booked(router, turn(root, 1_008), 10.0 * root), 10.0 * root + 1, 1_008)
+    assert router.admission is not None
+    assert router.admission.memory_s("m") == 0.0
+
+
 def test_a_cache_that_is_there_is_not_lost():
     """Coming back and being placed elsewhere, because its own replica is busy, says nothing of evictions."""
     router = pool("r0", "r1")
