@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import time
@@ -32,7 +33,9 @@ from kvroute.sizing.capacity import Parallel
 from kvroute.sizing.hardware import gpu
 from kvroute.sizing.presets import preset
 
-QUICK = "--quick" in sys.argv
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("--quick", action="store_true", help="a part of each")
+QUICK = PARSER.parse_args().quick if __name__ == "__main__" else False
 TRACE = Path(__file__).resolve().parents[1] / "tests" / "data" / "mooncake_conversation_a.jsonl.gz"
 OUTPUT = 242  # tokens: 8,730 published tokens a second x 452 s of stages / 16,334 requests
 PUBLISHED = {  # policy: output tokens a second, mean and p90 of the time to first token (llm-d, "KV-cache wins")

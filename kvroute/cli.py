@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvroute import __version__
+from kvroute.cli_types import Finite
 from kvroute.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def worker(verbose: bool) -> None:
     "--kv-tokens", type=click.IntRange(min=64), default=65_536, show_default=True, help="KV cache, in tokens."
 )
 @click.option("--block-size", type=click.IntRange(1, 8192), default=16, show_default=True, help="Tokens a block.")
-@click.option("--speed", type=click.FloatRange(0.01, 10_000), default=1.0, show_default=True, help="1 = one GPU.")
+@click.option("--speed", type=Finite(0.01, 10_000), default=1.0, show_default=True, help="1 = one GPU.")
 @click.option("--faults", is_flag=True, help="Accept POST /_fault, for tests.")
 @click.option(
     "--kv-events",
@@ -130,7 +131,7 @@ def worker(verbose: bool) -> None:
 @click.option("--kv-events-topic", metavar="TOPIC", default="", help="Topic of the events.  [default: empty]")
 @click.option(
     "--shutdown-timeout",
-    type=click.FloatRange(0, 3600),
+    type=Finite(0, 3600),
     default=0.0,
     show_default=True,
     help="Seconds that requests under way get after SIGTERM.",

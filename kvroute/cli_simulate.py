@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvroute.cli_types import FRACTION, RATE, SECONDS, Finite
 from kvroute.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ MakeWorkload = Callable[[int], "Workload"]  # of a seed
 Progress = Callable[[int, float], None]
 HEAD_LINES = 200  # from which a trace's form and block size are inferred
 POLICIES_MAX = 16
+SHOWN = {  # options whose value the result shows in its own way; of the others it names all that are not the default
+    "trace", "policies", "replicas", "hardware", "model", "kv_tokens", "block_size", "knowledge", "routers", "private",
+    "seeds", "seed", "jitter", "as_json", "html", "png", "help",
+}  # fmt: skip
 REPLICAS_MAX = 4096
-FRACTION = click.FloatRange(0, 1)
-SECONDS = click.FloatRange(0, 1e6)
+BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 
 
 @click.command(epilog="TRACE is a file (.jsonl, .jsonl.gz), or a generator with its figures: see docs/simulating.md.")
@@ -40,10 +44,10 @@ SECONDS = click.FloatRange(0, 1e6)
 @click.option(
     "--block-size", type=click.IntRange(1, 65536), default=16, show_default=True, help="Tokens of a KV block."
 )
-@click.option("--rate", type=float, default=1.0, show_default=True, help="Times as densely as recorded.")
+@click.option("--rate", type=RATE, default=1.0, show_default=True, help="Times as densely as recorded.")
 @click.option("--loop", type=click.Choice(["auto", "open", "closed", "alone"]), default="auto", show_default=True)
 @click.option("--think", metavar="none|recorded|S|exp:S", help="Pause before a next turn; makes the loop closed.")
-@click.option("--starts", type=float, metavar="PER_S", help="Conversations begun a second; makes the loop closed.")
+@click.option("--starts", type=RATE, metavar="PER_S", help="Conversations begun a second; makes the loop closed.")
 @click.option("--limit", type=click.IntRange(1), help="Requests to send at most.")
 @click.option("--sessions", type=click.IntRange(1), help="Conversations to begin at most.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs of each policy.")
@@ -62,15 +66,15 @@ SECONDS = click.FloatRange(0, 1e6)
 @click.option("--event-loss", type=FRACTION, default=0.0, help="Share of batches of events that are lost.")
 @click.option("--ledger-lag", type=SECONDS, default=0.005, help="Seconds until promises are seen by other routers.")
 @click.option("--ledger-loss", type=FRACTION, default=0.0, help="Share of ledger writes that are lost.")
-@click.option("--metrics-every", type=click.FloatRange(0.001, 1e6), default=1.0, help="Seconds between metrics reads.")
+@click.option("--metrics-every", type=Finite(0.001, 1e6), default=1.0, help="Seconds between metrics reads.")
 @click.option("--metrics-lag", type=SECONDS, default=0.0, help="Seconds by which metrics are old.")
 @click.option("--event", "happenings", multiple=True, metavar="S:join|leave|crash:N", help="What befalls replica N.")
 @click.option("--warmup", type=SECONDS, default=0.0, help="Seconds whose requests are not counted.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
-@click.option("--prefill-efficiency", type=float, help="Share of the GPU's compute that prefill reaches.")
-@click.option("--decode-efficiency", type=float, help="Share of the GPU's bandwidth that decoding reaches.")
+@click.option("--prefill-efficiency", type=FRACTION, help="Share of the GPU's compute that prefill reaches.")
+@click.option("--decode-efficiency", type=FRACTION, help="Share of the GPU's bandwidth that decoding reaches.")
 @click.option("--step-times", type=click.Path(path_type=Path), help="Measured step times, CSV or YAML: sim/measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures.")
@@ -78,6 +82,8 @@ SECONDS = click.FloatRange(0, 1e6)
 def simulate(trace: str, **flags: Any) -> None:
     """Play TRACE on an imagined fleet, under one policy after another, and compare what came of it."""
     try:
+        for target in (flags["html"], flags["png"]):
+            _check_target(target)
         report = _compare(trace, flags)
         if flags["html"] is not None:
             from kvroute.sim.report_page import page_of
@@ -99,11 +105,12 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
     """Run every policy with every seed."""
     from kvroute.sim.report import Report, row_of
     from kvroute.sim.simulation import IGNORED, Simulation
-    from kvroute.sim.simulation_settings import happening_of
+    from kvroute.sim.simulation_settings import check_happenings, happening_of
 
     policies = _policies(flags["policies"])
     engine, rates = _engine(flags)
     happenings = tuple(happening_of(text) for text in flags["happenings"])
+    check_happenings(happenings, flags["replicas"], REPLICAS_MAX)
     with ExitStack() as stack:
         make, total, facts, notes = _workload(trace, flags, stack)
         rows = []
@@ -123,6 +130,8 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
                         on_progress=on_progress,
                     )
                     runs.append(run.run())
+            if not all(run.requests for run in runs):
+                raise ConfigError("no request was counted: there is none, or all come before --warmup ends")
             rows.append(row_of(policy, runs))
     facts = {**facts, **_facts(engine, flags)}
     return Report(f"{Path(trace).name} on {flags['replicas']} replicas", facts, tuple(rows), (*notes, *IGNORED))
@@ -168,6 +177,10 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
         time = MeasuredTime(rows_of(read_step_table(flags["step_times"])))
     known = sized(flags["model"], flags["model"], name, int(count))
     kv_tokens = flags["kv_tokens"] or _cache_tokens(f"{flags['model']}@{count}x{name}", flags, known)
+    blocks = kv_tokens // flags["block_size"] * flags["replicas"]
+    if blocks > BLOCKS_MAX:
+        remedy = "give a larger --block-size, a smaller --kv-tokens or fewer --replicas"
+        raise ConfigError(f"the fleet's caches have {blocks:,} blocks, more than {BLOCKS_MAX:,}: {remedy}")
     chosen = {key: flags[key] for key in ("max_num_seqs", "max_num_batched_tokens") if flags[key] is not None}
     limits = structs.replace(limits_of(hardware), **chosen)
     engine = EngineSettings(
@@ -237,6 +250,7 @@ def _workload(
     name, parameters = profile_of(trace) if trace.partition(":")[0] in PROFILES else ("", {})
     if not name:
         return _file(Path(trace), flags, pace, stack)
+    _refuse(("jitter", "trace_block", "max_prompt"), flags, "is for traces in files")
     size = flags["block_size"]
     return lambda seed: of_profile(name, parameters, size, pace, seed), pace.limit, {"workload": trace}, ()
 
@@ -259,11 +273,14 @@ def _file(
         raise ConfigError(f"{path}: there is nothing in it to play")
     first, size = json.decode(head[0]), flags["block_size"]
     if "messages" in first and "input_length" not in first:
+        _refuse(("jitter", "trace_block", "max_prompt"), flags, "is for traces in Mooncake's layout, not for texts")
         note = "text is counted as four bytes a token, without a chat template"
         return lambda seed: of_texts(spool.in_order, size, pace, seed), None, {"workload": str(path)}, (note,)
     rows = [read_row(line) for line in head]
     block = flags["trace_block"] or infer_block_size(rows) or 0
     has_times = rows[0].timestamp is not None
+    if has_times and pace.loop in ("open", "alone"):
+        _refuse(("think", "starts"), flags, f"closes the loop: leave it out, or --loop {pace.loop}")
     pace = structs.replace(pace, jitter_s=_jitter(flags["jitter"], spool) if has_times and not pace.is_closed else 0.0)
     play = Trace(spool, Naming(block, size))
     facts = {
@@ -275,6 +292,23 @@ def _file(
     note = "what no block id of the trace covers is never hit" if block else "prompts without block ids share nothing"
     total = min(len(spool), pace.limit or len(spool)) if pace.sessions is None else None
     return lambda seed: of_trace(play, pace, seed, has_times=has_times), total, facts, (note,)
+
+
+def _refuse(names: tuple[str, ...], flags: dict[str, Any], why: str) -> None:
+    """Refuse options that would be ignored."""
+    for name in names:
+        if flags[name] not in (None, "auto"):
+            raise ConfigError(f"--{name.replace('_', '-')} {why}", param=name)
+
+
+def _check_target(path: Path | None) -> None:
+    """Find out before a long run, not after it, that its report cannot be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{path}: Is a directory")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.parent}")
 
 
 def _jitter(text: str, spool: Any) -> float:
@@ -298,11 +332,11 @@ def _facts(engine: EngineSettings, flags: dict[str, Any]) -> dict[str, str]:
     }
     if flags["routers"] > 1:
         facts["routers"] = f"{flags['routers']}, {'private' if flags['private'] else 'shared'}"
-    given = ("rate", "loop", "think", "starts", "limit", "sessions", "warmup", "hold", "ttft_weight", "happenings")
-    for name in given:
-        default = {"rate": 1.0, "loop": "auto", "warmup": 0.0, "hold": 300.0, "happenings": ()}.get(name)
-        if flags[name] != default:
-            facts[name] = ", ".join(flags[name]) if name == "happenings" else str(flags[name])
+    for option in simulate.params:
+        name = option.name or ""
+        default = () if option.multiple else option.default
+        if name not in SHOWN and flags[name] != default:
+            facts[name] = ", ".join(flags[name]) if option.multiple else str(flags[name])
     facts["seeds"] = (
         f"{flags['seed']} to {flags['seed'] + flags['seeds'] - 1}" if flags["seeds"] > 1 else str(flags["seed"])
     )

@@ -107,9 +107,21 @@ def test_a_cache_is_what_fits_on_the_hardware():
         ([*SMALL, "--model", "llama-3.1-405b"], "name more GPUs"),
         ([*SMALL, "--think", "soon"], "--think"),
         ([*SMALL, "--event", "now:crash:1"], "--event"),
-        ([*SMALL, "--rate", "0"], "--rate"),
         (["chat:colour=red"], "no parameter is named 'colour'"),
+        (["chat:users=0"], "users"),
+        (["chat:rate=1e-300"], "rate"),
         ([*SMALL, "--html", "/nowhere/r.html"], "/nowhere/r.html"),
+        ([*SMALL, "--png", "/"], "/: Is a directory"),
+        ([*SMALL, "--kv-tokens", "99999999999999"], "a larger --block-size"),
+        ([*SMALL, "--event", "5:crash:4"], "there is no replica 4 then"),
+        ([*SMALL, "--event", "5:join:3"], "replica 3 is there already; the first to join is 4"),
+        ([*SMALL, "--event", "5:join:999999999"], "numbers of replicas are below"),
+        ([*SMALL, "--jitter", "2"], "--jitter is for traces in files"),
+        ([*SMALL, "--max-prompt", "9"], "--max-prompt is for traces in files"),
+        ([*SMALL, "--warmup", "99999"], "no request was counted"),
+        ([DATA / "tau_airline_text_a.jsonl.gz", "--trace-block", "7"], "--trace-block is for"),
+        ([DATA / "mooncake_conversation_a.jsonl.gz", "--loop", "open", "--think", "5"], "--think closes the loop"),
+        ([DATA / "mooncake_conversation_a.jsonl.gz", "--loop", "alone", "--starts", "5"], "--starts closes the loop"),
     ],
 )
 def test_mistakes_are_named(arguments, words):
@@ -118,6 +130,32 @@ def test_mistakes_are_named(arguments, words):
     assert done.exit_code == 1
     assert words in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "1e-300"])
+@pytest.mark.parametrize("option", ["--rate", "--starts"])
+def test_a_rate_is_a_number_that_can_be_played(option, text):
+    """None, and none so small or large that times are no numbers."""
+    done = simulate(*SMALL, f"{option}={text}")
+    assert done.exit_code == 2
+    assert option in done.output
+
+
+def test_the_result_names_every_option_that_was_given():
+    """Whoever reads a report later sees what was asked for, however seldom the option."""
+    given = {"event_lag": 2.0, "metrics_every": 0.5, "max_num_seqs": 7, "tells_output": True, "ledger_loss": 0.25}
+    flags = ["--event-lag=2", "--metrics-every=0.5", "--max-num-seqs=7", "--tells-output", "--ledger-loss=0.25"]
+    settings = figures(*SMALL, "--policy", "random", *flags)["settings"]
+    assert {name: settings.get(name) for name in given} == {name: str(value) for name, value in given.items()}
+    assert "event_loss" not in settings
+
+
+@pytest.mark.parametrize("trace", ["agent:sessions=5,rate=1,turns=6", DATA / "tau_airline_text_a.jsonl.gz"])
+def test_where_nothing_is_evicted_there_are_no_refaults(trace):
+    """A cache that is never full loses nothing: a block that its answer's last token fills was never there."""
+    summary = figures(trace, "--limit", 60, "--policy", "random")["policies"]["random"]["summary"]
+    assert summary["hit_share"]["mean"] > 0
+    assert summary["refault_tokens"]["mean"] == 0
 
 
 def test_an_empty_file_is_refused(tmp_path):

@@ -28,10 +28,12 @@ DOORS = {  # room: the rooms that it may import, besides itself
     "workers": "errors adapters proxy config",
     "config": "errors kv sizing routing adapters",
     "demo": "errors",  # runs the commands, as a user would
-    "cli": "errors kv sizing routing sim fake adapters proxy workers config demo cli_size cli_simulate cli_doctor",
+    "cli": "errors kv sizing routing sim fake adapters proxy workers config demo "
+    "cli_types cli_size cli_simulate cli_doctor",
     "cli_doctor": "errors routing adapters config",
-    "cli_simulate": "errors sizing routing sim adapters cli_simulate_png",
+    "cli_simulate": "cli_types errors sizing routing sim adapters cli_simulate_png",
     "cli_simulate_png": "errors sim",
+    "cli_types": "",
     "cli_size": "errors kv sizing adapters",
 }
 PURE = {"errors", "kv", "sizing", "routing", "sim", "workers.staff"}  # rooms, and single modules

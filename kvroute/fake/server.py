@@ -28,6 +28,7 @@ from kvroute.sim.engine import default_time
 from kvroute.sim.replica import SimReplica
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
+BLOCKS_MAX = 1 << 24  # of a cache; some 150 bytes each
 KEEP_ALIVE_S = 5.0  # vLLM closes idle connections after this
 SHUTDOWN_S = 5.0  # that streams have for their last event after SIGTERM
 DYING_S = 0.3  # that the server of a real vLLM outlives its engine: green probes, failing requests
@@ -108,6 +109,8 @@ def _check(kv_tokens: int, block_size: int, speed: float) -> None:
         raise ConfigError(f"block_size must be at least 1, got {block_size}")
     if kv_tokens < 2 * block_size:
         raise ConfigError(f"kv_tokens must be at least two blocks ({2 * block_size} tokens), got {kv_tokens}")
+    if kv_tokens // block_size > BLOCKS_MAX:
+        raise ConfigError(f"kv_tokens must be at most {BLOCKS_MAX} blocks ({BLOCKS_MAX * block_size}), got {kv_tokens}")
     if not speed > 0:
         raise ConfigError(f"speed must be greater than 0, got {speed}")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from random import Random
 
 from kvroute.errors import KvrouteError, NoReplica
+from kvroute.kv.chain import PrefixChain
 from kvroute.routing.demand import Demand, Outcome, Usage
 from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
@@ -28,7 +29,7 @@ from kvroute.sim.simulation_knowledge import ExactView, History, Knowledge, Sent
 from kvroute.sim.simulation_pool import Pool
 from kvroute.sim.simulation_routers import Front, exchange, id_of, number_of
 from kvroute.sim.simulation_settings import EngineSettings, Happening, RouterSettings
-from kvroute.sim.workload import Script, Turn, Workload, prompt_chain
+from kvroute.sim.workload import Script, Turn, Workload, cached_chain, prompt_chain
 
 IGNORED = (
     "the network, tokenising, and the routers' own time",
@@ -388,9 +389,12 @@ class Simulation:
 
     def _admitted(self, number: int, flight: Flight, hit_tokens: int) -> None:
         flight.hit_tokens = hit_tokens
-        had = self._own[number].see(flight.demand.chain, flight.turn.chain) * self._engine.block_size
+        had = self._own[number].see(flight.demand.chain, self._left_by(flight)) * self._engine.block_size
         if flight.counts:
             self._figures.refault_tokens += max(0, min(had, flight.turn.prompt_tokens - 1) - hit_tokens)
+
+    def _left_by(self, flight: Flight) -> PrefixChain:
+        return cached_chain(flight.turn, flight.output_tokens, self._engine.block_size)
 
     def _began(self, number: int, flight: Flight) -> None:
         assert flight.lease is not None, "only what was sent can begin"
@@ -426,7 +430,7 @@ class Simulation:
 
     def _count_arrival(self, flight: Flight) -> None:
         size, figures = self._engine.block_size, self._figures
-        seen = self._seen.see(flight.demand.chain, flight.turn.chain)
+        seen = self._seen.see(flight.demand.chain, self._left_by(flight))
         if not flight.counts:
             return
         if figures.first_s is None:

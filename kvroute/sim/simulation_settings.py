@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -101,3 +102,24 @@ def happening_of(text: str) -> Happening:
     if found is None or kind not in ("join", "leave", "crash") or not 0 <= found.at_s < 1e9 or found.replica < 0:
         raise ConfigError(f"--event: {text!r} is not SECONDS:join|leave|crash:NUMBER, such as 60:crash:3")
     return found
+
+
+def check_happenings(happenings: Sequence[Happening], replicas: int, most: int) -> None:
+    """Refuse what could not happen: only who is there can leave or crash, and only who is not can join.
+
+    Raises:
+        ConfigError: which one, and why.
+    """
+    here = set(range(replicas))
+    for one in sorted(happenings, key=lambda one: one.at_s):
+        text = f"--event: {one.at_s:g}:{one.kind}:{one.replica}"
+        if one.replica >= most:
+            raise ConfigError(f"{text}: numbers of replicas are below {most}")
+        if one.kind == "join" and one.replica in here:
+            raise ConfigError(f"{text}: replica {one.replica} is there already; the first to join is {max(here) + 1}")
+        if one.kind != "join" and one.replica not in here:
+            raise ConfigError(f"{text}: there is no replica {one.replica} then; they count from 0")
+        if one.kind == "join":
+            here.add(one.replica)
+        elif one.kind == "crash":
+            here.remove(one.replica)

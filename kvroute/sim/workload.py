@@ -99,6 +99,12 @@ def prompt_chain(turn: Turn, block_size: int) -> PrefixChain:
     return PrefixChain(turn.chain[: turn.prompt_tokens // block_size * HASH_BYTES])
 
 
+def cached_chain(turn: Turn, output_tokens: int, block_size: int) -> PrefixChain:
+    """Return the whole blocks that a turn leaves in a cache: the last token of an answer is sampled, never computed."""
+    computed = turn.prompt_tokens + output_tokens - 1
+    return PrefixChain(turn.chain[: computed // block_size * HASH_BYTES])
+
+
 def padded(chain: bytes, tokens: int, block_size: int, name: int) -> PrefixChain:
     """Name the blocks of `tokens` tokens that a chain has no names for: nobody else will ever ask for them."""
     missing = tokens // block_size - len(chain) // HASH_BYTES

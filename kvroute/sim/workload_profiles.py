@@ -20,10 +20,10 @@ from heapq import merge
 from itertools import accumulate
 from math import exp, log, sqrt
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from kvroute.errors import ConfigError
 from kvroute.sim.workload import Script, Story, Turn, Workload
@@ -33,16 +33,23 @@ STAGES = (  # requests a second x seconds; the first warms up
 )
 TURNS_MAX = 10_000
 
+Drawn = Annotated[int, Meta(ge=1)]  # things that are made one by one, as they are needed
+Listed = Annotated[int, Meta(ge=1, le=10_000)]  # things that are listed before the first request
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+Some = Annotated[int, Meta(ge=0, le=10_000_000)]  # tokens of a part that may be missing
+Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
 
 class SharedPrefix(Struct, frozen=True, kw_only=True):
     """Groups that share a system prompt each."""
 
-    groups: int = 150
-    prompts: int = 5  # questions of each group
-    system: int = 6000  # tokens, as are the next two
-    question: int = 1200
-    output: int = 1000
-    spread: float = 0.0  # lengths of question and answer differ by up to this share
+    groups: Listed = 150
+    prompts: Listed = 5  # questions of each group
+    system: Some = 6000  # tokens, as are the next two
+    question: Tokens = 1200
+    output: Tokens = 1000
+    spread: Share = 0.0  # lengths of question and answer differ by up to this share
     fresh: bool = False  # every question is new
     stages: str = STAGES
 
@@ -50,61 +57,61 @@ class SharedPrefix(Struct, frozen=True, kw_only=True):
 class Chat(Struct, frozen=True, kw_only=True):
     """Conversations that grow."""
 
-    sessions: int = 600
-    users: int = 200
-    personas: int = 8
-    system: int = 400  # tokens of an assistant's prompt
-    profile: int = 150  # tokens about the user
-    question: int = 120
-    output: int = 300
+    sessions: Drawn = 600
+    users: Listed = 200
+    personas: Listed = 8
+    system: Some = 400  # tokens of an assistant's prompt
+    profile: Some = 150  # tokens about the user
+    question: Tokens = 120
+    output: Tokens = 300
     turns: float = 6.0
     think: float = 20.0  # seconds
     zipf: float = 1.0
-    rate: float = 1.0  # conversations a second
+    rate: Rate = 1.0  # conversations a second
 
 
 class Rag(Struct, frozen=True, kw_only=True):
     """Retrieved documents before each question."""
 
-    requests: int = 2000
-    documents: int = 500
-    top: int = 5
-    document: int = 1500  # tokens
-    system: int = 300
-    question: int = 60
-    output: int = 250
+    requests: Drawn = 2000
+    documents: Listed = 500
+    top: Drawn = 5
+    document: Tokens = 1500  # tokens
+    system: Some = 300
+    question: Tokens = 60
+    output: Tokens = 250
     zipf: float = 1.0
     ordered: float = 0.0  # share of requests whose documents come in one fixed order
-    rate: float = 5.0  # requests a second
+    rate: Rate = 5.0  # requests a second
 
 
 class Agent(Struct, frozen=True, kw_only=True):
     """Tool loops."""
 
-    sessions: int = 60
-    kinds: int = 4  # of agents, each with its tool list
-    repositories: int = 20
-    tools: int = 10_000  # tokens
-    repository: int = 4000
-    task: int = 800
-    output: int = 300
-    result: int = 1200
+    sessions: Drawn = 60
+    kinds: Listed = 4  # of agents, each with its tool list
+    repositories: Listed = 20
+    tools: Tokens = 10_000  # tokens
+    repository: Some = 4000
+    task: Tokens = 800
+    output: Tokens = 300
+    result: Tokens = 1200
     turns: float = 30.0
     think: float = 4.0  # seconds that a tool takes
-    context: int = 128_000  # tokens, at which the conversation is compacted
-    rate: float = 0.1  # runs a second
+    context: Tokens = 128_000  # tokens, at which the conversation is compacted
+    rate: Rate = 0.1  # runs a second
 
 
 class Peak(Struct, frozen=True, kw_only=True):
     """Chat and bursts of long documents."""
 
     chat: Chat = Chat(sessions=400)
-    share: float = 0.05  # of all conversations
-    document: int = 64_000  # tokens
-    bursts: int = 4
+    share: Share = 0.05  # of all conversations
+    document: Tokens = 64_000  # tokens
+    bursts: Listed = 4
     width: float = 2.0  # seconds in which a burst arrives
-    asked: int = 2  # requests about each document
-    output: int = 300
+    asked: Listed = 2  # requests about each document
+    output: Tokens = 300
 
 
 class Zipf:

@@ -151,6 +151,7 @@ async def test_the_context_is_what_fits_in_the_cache(serve):
     [
         ({"block_size": 0}, "block_size"),
         ({"kv_tokens": 31}, "kv_tokens"),
+        ({"kv_tokens": 10**15}, "kv_tokens"),
         ({"speed": 0}, "speed"),
         ({"kv_tokens": 1600, "max_model_len": 1601}, "max_model_len"),
     ],

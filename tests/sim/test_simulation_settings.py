@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvroute.errors import ConfigError
-from kvroute.sim.simulation_settings import Happening, RouterSettings, happening_of
+from kvroute.sim.simulation_settings import Happening, RouterSettings, check_happenings, happening_of
 from tests.sim.fleets import engine
 
 
@@ -37,3 +37,11 @@ def test_settings_out_of_range_are_refused(field, value):
     """The error names the setting."""
     with pytest.raises(ConfigError, match="routers" if field == "count" else field):
         RouterSettings(**{field: value})
+
+
+def test_a_replica_that_crashed_may_join_again_and_a_new_one_may_leave():
+    """Happenings are checked in the order of their times, not in that in which they are written."""
+    check_happenings((Happening(9.0, "join", 1), Happening(5.0, "crash", 1)), 2, 100)
+    check_happenings((Happening(5.0, "join", 2), Happening(9.0, "leave", 2)), 2, 100)
+    with pytest.raises(ConfigError, match="there is no replica 1 then"):
+        check_happenings((Happening(5.0, "crash", 1), Happening(9.0, "crash", 1)), 2, 100)

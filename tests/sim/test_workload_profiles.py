@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import islice, pairwise
 from random import Random
 
+import msgspec
 import pytest
 
 from kvroute.errors import ConfigError
@@ -103,7 +104,7 @@ def test_lengths_have_the_stated_mean():
         ("poem", {}, "known are shared-prefix"),
         ("rag", {"depth": "3"}, "known are requests"),
         ("rag", {"top": "many"}, r"rag: .*int"),
-        ("rag", {"rate": "-1"}, "rate must be from 0"),
+        ("rag", {"rate": "-1"}, "rate"),
         ("peak", {"chat.colour": "red"}, "peak.chat: .*known are sessions"),
     ],
 )
@@ -116,3 +117,24 @@ def test_unknown_parameters_are_refused(name, parameters, words):
 def test_a_parameter_of_a_part_is_written_with_a_dot():
     """The chat inside the peak mix is set like any other figure."""
     assert len(sent("peak", {"chat.sessions": "10", "share": "0.5"})) > 10
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, (kind, _) in PROFILES.items()])
+def test_every_figure_is_playable_or_refused_by_name(name, kind):
+    """The least figures make a workload or an error that names them, never a failure later."""
+    for field in msgspec.structs.fields(kind):
+        if field.name in ("stages", "chat"):
+            continue
+        for value in ("0", "1", "1e-300", "1e12", "nan", "-1"):
+            words = ""
+            try:
+                scripts = list(islice(generated(name, {field.name: value}, 16, 1), 3))
+                turns = [turn for script in scripts for turn in islice(script.turns, 3)]
+            except ConfigError as error:
+                words = error.message
+            if words:
+                assert field.name in words
+                continue
+            assert turns, field.name
+            assert all(turn.prompt_tokens > 0 and turn.output_tokens > 0 for turn in turns)
+            assert all(0 <= script.start_s < 1e9 for script in scripts)
