@@ -334,8 +334,7 @@ def _facts(engine: EngineSettings, flags: dict[str, Any]) -> dict[str, str]:
         facts["routers"] = f"{flags['routers']}, {'private' if flags['private'] else 'shared'}"
     for option in simulate.params:
         name = option.name or ""
-        default = () if option.multiple else option.default
-        if name not in SHOWN and flags[name] != default:
+        if name not in SHOWN and flags[name] not in (None, False, (), option.default):
             facts[name] = ", ".join(flags[name]) if option.multiple else str(flags[name])
     facts["seeds"] = (
         f"{flags['seed']} to {flags['seed'] + flags['seeds'] - 1}" if flags["seeds"] > 1 else str(flags["seed"])
