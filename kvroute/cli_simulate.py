@@ -113,7 +113,7 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
     check_happenings(happenings, flags["replicas"], REPLICAS_MAX)
     with ExitStack() as stack:
         make, total, facts, notes = _workload(trace, flags, stack)
-        rows = []
+        rows, failures = [], {}
         for policy in policies:
             runs = []
             routers = _routers(policy, rates, flags)
@@ -133,7 +133,9 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
             if not all(run.requests for run in runs):
                 raise ConfigError("no request was counted: there is none, or all come before --warmup ends")
             rows.append(row_of(policy, runs))
+            failures[policy] = next((run.first_failure for run in runs if run.first_failure), "")
     facts = {**facts, **_facts(engine, flags)}
+    facts.update({f"first failure, {policy}": why for policy, why in failures.items() if why})
     return Report(f"{Path(trace).name} on {flags['replicas']} replicas", facts, tuple(rows), (*notes, *IGNORED))
 
 

@@ -158,6 +158,16 @@ def test_where_nothing_is_evicted_there_are_no_refaults(trace):
     assert summary["refault_tokens"]["mean"] == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"), [(["--max-model-len", "100"], "100"), (["--event", "1:crash:0", "--replicas", 1], "crashed")]
+)
+def test_a_result_with_failed_requests_says_why(flags, words):
+    """Whoever sees that requests failed is told how the first of them did."""
+    found = figures(*SMALL, "--policy", "random", *flags)
+    assert found["policies"]["random"]["summary"]["failed"]["mean"] > 0
+    assert words in found["settings"]["first failure, random"]
+
+
 def test_an_empty_file_is_refused(tmp_path):
     """There is nothing to play in it."""
     assert "nothing in it" in simulate(trace(tmp_path, [])).output

@@ -208,8 +208,9 @@ class Simulation:
             block_size=self._engine.block_size,
         )
 
-    def _end(self, flight: Flight, *, failed: bool) -> None:
-        """Forget a request, and go on with its conversation; one that lost a turn is over."""
+    def _end(self, flight: Flight, *, why: str = "") -> None:
+        """Forget a request, and go on with its conversation; one that lost a turn is over. `why` says how it failed."""
+        failed = bool(why)
         figures, conversation = self._figures, flight.conversation
         if flight.hold is not None:
             self._held.pop(flight.hold, None)
@@ -219,6 +220,8 @@ class Simulation:
         if self._on_progress is not None and not self._ended % PROGRESS_EVERY:
             self._on_progress(self._ended, self._clock.now_s)
         figures.failed += failed and flight.counts
+        if flight.counts:
+            figures.first_failure = figures.first_failure or why
         turn = None if failed else next(conversation.script.turns, None)
         if turn is not None:
             self._clock.after(turn.think_s, self._ask, (conversation, turn))
@@ -242,8 +245,8 @@ class Simulation:
         except NoReplica:
             self._strand(flight)
             return
-        except KvrouteError:
-            self._end(flight, failed=True)
+        except KvrouteError as error:
+            self._end(flight, why=error.message)
             return
         self._share(front)
         if isinstance(answer, Lease):
@@ -296,7 +299,7 @@ class Simulation:
         """Keep a request for which there is no replica, for a bounded time."""
         until_fs = flight.arrived_fs + fs_of(self._routers.wait_s)
         if flight.attempts or self._clock.now_fs >= until_fs:
-            self._end(flight, failed=True)
+            self._end(flight, why="there was no replica for it")
         else:
             self._stranded[flight] = None
             self._clock.at(until_fs, self._give_up, flight)
@@ -326,7 +329,7 @@ class Simulation:
         flight.front.is_dirty = True
         self._share(flight.front)
         if flight.began_fs is not None or flight.attempts >= self._routers.attempts_max:
-            self._end(flight, failed=True)
+            self._end(flight, why="its replica crashed")
             return
         self._figures.retried += flight.counts
         flight.avoid |= {lease.replica.id}
@@ -426,7 +429,7 @@ class Simulation:
             figures.throughput.add(now_s, flight.output_tokens)
             if flight.output_tokens > 1:
                 figures.token_time.add(seconds(now_fs - flight.began_fs) / (flight.output_tokens - 1))
-        self._end(flight, failed=False)
+        self._end(flight)
 
     def _count_arrival(self, flight: Flight) -> None:
         size, figures = self._engine.block_size, self._figures

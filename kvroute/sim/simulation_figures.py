@@ -122,6 +122,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     requests: int  # sent
     completed: int
     failed: int  # refused, given up, or broken off
+    first_failure: str = ""  # why the first of them did
     retried: int
     cut: int  # answers shortened to what the cache can hold
     scripts: int  # conversations that came to their end
@@ -172,6 +173,7 @@ class Figures:
     def __init__(self) -> None:
         self.requests = self.completed = self.failed = self.retried = self.cut = self.scripts = self.lost = 0
         self.prompt_tokens = self.hit_tokens = self.reachable_tokens = self.refault_tokens = self.output_tokens = 0
+        self.first_failure = ""
         self.first_s: float | None = None
         self.last_s = 0.0
         self.ttft, self.token_time, self.end_to_end = Histogram(), Histogram(), Histogram()
@@ -189,6 +191,7 @@ class Figures:
             requests=self.requests,
             completed=self.completed,
             failed=self.failed,
+            first_failure=self.first_failure,
             retried=self.retried,
             cut=self.cut,
             scripts=self.scripts,
