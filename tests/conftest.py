@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
-EXAMPLES = 100 if IN_CI else 40  # of a property test: people run them often, CI has the time to look longer
+EXAMPLES = 100 if IN_CI else 25  # of a property test: people run them often, CI has the time to look longer
 
 settings.register_profile("kvroute", deadline=None, max_examples=EXAMPLES)  # a busy machine is no fault of the code
 settings.load_profile("kvroute")
