@@ -23,8 +23,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,14 @@ import uvloop
 from _events import BLOCK_SIZE, CAPACITY, PROMPT_BLOCKS, SHARED_BLOCKS, STEP_BLOCKS, encode, stored
 from _load import Kind, Writer
 from _rig import LOAD_CORE, ROUTER_CORE, Program, Router, corpus, descendants, free_port, pinned, write_model
+from _store import served
 from report import Figure, conclude
 from tokenizers import Tokenizer
 
-from kvroute.adapters.embedded import EmbeddedServer
 from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import Namespace
 from kvroute.adapters.redis_index import RedisIndex
-from kvroute.adapters.redis_link import open_wire
-from kvroute.adapters.redis_url import parse_redis_url
 from kvroute.adapters.redis_wire import Wire
-from kvroute.adapters.store import open_link
 from kvroute.adapters.vllm_events import EventStream
 from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.event_sequence import EventSink, Position
@@ -85,26 +81,6 @@ class Engines:
     def close(self) -> None:
         self.tell()
         self._process.wait(timeout=10)
-
-
-@asynccontextmanager
-async def served() -> AsyncIterator[tuple[RedisIndex, Wire]]:
-    server = EmbeddedServer()
-    await server.start()
-    link = open_link(server.url)
-    await link.start()
-    index = RedisIndex(link, deployment="bench", router_id="bench", deadline_s=2.0)
-    await index.start()
-    target, lost = parse_redis_url(server.url), asyncio.Event()
-    wire = await open_wire(target, target.nodes[0], lost.set)
-    try:
-        yield index, wire
-    finally:
-        wire.abort()
-        await lost.wait()
-        await index.close()
-        await link.close()
-        await server.close()
 
 
 def follow(index: RedisIndex, endpoints: list[str]) -> list[EventFeed]:

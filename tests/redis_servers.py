@@ -7,12 +7,14 @@ import itertools
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import redis
 
+from kvroute.adapters.redis_index import RedisIndex
+from kvroute.adapters.store import open_link
 from tests.processes import free_port, valkey_server
 
 READY_S = 10.0
@@ -92,3 +94,19 @@ async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], timeou
             return
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def router(
+    url: str, deployment: str, name: str, deadline_s: float = 5.0, shards: int = 1
+) -> AsyncIterator[RedisIndex]:
+    """Open a router's index. Its deadline is long: a machine under load must not turn answers into local ones."""
+    link = open_link(url)
+    await link.start()
+    index = RedisIndex(link, deployment=deployment, router_id=name, deadline_s=deadline_s, shards=shards)
+    await index.start()
+    try:
+        yield index
+    finally:
+        await index.close()
+        await link.close()

@@ -4,26 +4,11 @@
 -- Reply: 'K'; or 'E' (another epoch), 'T' (another life), 'F' (another owner).
 --use bits
 local prefix, call, sub = KEYS[1], redis.call, string.sub
+--use cells
 --use slots
 if call('HGET', prefix .. 'm', 'epoch') ~= ARGV[1] then return 'E' end
 if call('HGET', prefix .. 'r', ARGV[2]) ~= ARGV[3] then return 'T' end
 if call('HGET', prefix .. 'o', slot_of(ARGV[3])) ~= ARGV[4] then return 'F' end
-
-local function write(change, bucket, fields, byte, bit)
-  local old = call('HMGET', bucket, unpack(fields))
-  local put, gone = {}, {}
-  for i, field in ipairs(fields) do
-    local new = change(old[i], byte, bit)
-    if not new then
-      if old[i] then gone[#gone + 1] = field end
-    elseif new ~= old[i] then
-      put[#put + 1] = field
-      put[#put + 1] = new
-    end
-  end
-  if #put > 0 then call('HSET', bucket, unpack(put)) end
-  if #gone > 0 then call('HDEL', bucket, unpack(gone)) end
-end
 
 local function apply(change, cells, slot)
   local byte, bit = math.floor(slot / 8), 2 ^ (slot % 8)
@@ -31,12 +16,12 @@ local function apply(change, cells, slot)
   for at = 1, #cells, 8 do
     local bucket = sub(cells, at, at + 1)
     if bucket ~= name or #fields >= 64 then
-      if name then write(change, prefix .. 'b' .. name, fields, byte, bit) end
+      if name then update(change, prefix .. 'b' .. name, fields, byte, bit) end
       name, fields = bucket, {}
     end
     fields[#fields + 1] = sub(cells, at + 2, at + 7)
   end
-  if name then write(change, prefix .. 'b' .. name, fields, byte, bit) end
+  if name then update(change, prefix .. 'b' .. name, fields, byte, bit) end
 end
 
 for at = 6, #ARGV, 3 do

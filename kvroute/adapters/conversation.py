@@ -127,7 +127,7 @@ def _without_billing_header(part: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _joined(parts: list[dict[str, Any]], mark: str | None) -> str:
-    """Join text parts; a media item's placeholder comes before all text of its message."""
+    """Join text parts; what stands for a media item comes before all text of its message."""
     texts = [part["text"] for part in parts if part["text"]]
     return "\n".join([mark, *texts] if mark is not None and mark in texts else texts)
 

@@ -4,6 +4,7 @@
 -- Hashes begin at a group's first block; the first `skip` of them only name their group.
 --use bits
 local prefix, call, sub = KEYS[1], redis.call, string.sub
+--use cells
 if call('HGET', prefix .. 'm', 'epoch') ~= ARGV[1] then return 'E' end
 if call('HGET', prefix .. 'r', ARGV[2]) ~= ARGV[3] then return 'T' end
 local slot = tonumber(string.match(ARGV[3], '^%d+'))
@@ -12,22 +13,6 @@ local log = prefix .. 's' .. slot
 if ARGV[5] ~= '' and call('XLEN', log) >= tonumber(ARGV[6]) then return 'L' end
 
 local byte, bit = math.floor(slot / 8), 2 ^ (slot % 8)
-local function group(change, bucket, fields)
-  local old = call('HMGET', bucket, unpack(fields))
-  local put, gone = {}, {}
-  for i, field in ipairs(fields) do
-    local new = change(old[i], byte, bit)
-    if not new then
-      if old[i] then gone[#gone + 1] = field end
-    elseif new ~= old[i] then
-      put[#put + 1] = field
-      put[#put + 1] = new
-    end
-  end
-  if #put > 0 then call('HSET', bucket, unpack(put)) end
-  if #gone > 0 then call('HDEL', bucket, unpack(gone)) end
-end
-
 -- Where events say what a replica holds, senders do not: their record is all that is kept.
 local first = ARGV[4] == '' and call('HEXISTS', prefix .. 'e', slot) == 1 and #ARGV + 1 or 7
 for at = first, #ARGV, 3 do
@@ -38,7 +23,7 @@ for at = first, #ARGV, 3 do
     for depth = math.max(head, skip), math.min(head + 16, blocks) - 1 do
       fields[#fields + 1] = sub(hashes, 8 * depth + 1, 8 * depth + 6)
     end
-    if #fields > 0 then group(change, prefix .. 'b' .. sub(hashes, 8 * head + 1, 8 * head + 2), fields) end
+    if #fields > 0 then update(change, prefix .. 'b' .. sub(hashes, 8 * head + 1, 8 * head + 2), fields, byte, bit) end
   end
 end
 if ARGV[5] ~= '' then return call('XADD', log, '*', 'd', ARGV[5]) end

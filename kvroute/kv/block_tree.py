@@ -10,7 +10,7 @@ Each is prefix-closed, whatever order the engine evicts in: when a block in the 
 reached, and they are again when it returns. Whoever is told the changes can bisect.
 
 Blocks are numbers, kept in arrays: a fleet has millions of them, and the garbage collector would walk objects. A block
-that is nowhere but has blocks below it stays as a placeholder. Blocks with the same cell (an engine may keep a content
+that is nowhere but has blocks below it stays to hold them. Blocks with the same cell (an engine may keep a content
 under several hashes) are counted, and the cell changes with the first and the last of them.
 
 It does not know engine hashes, groups or reference counts.

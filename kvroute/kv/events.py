@@ -68,29 +68,6 @@ class EventBatch(Struct, frozen=True):
     ignored: int  # events of kinds that are not known here
 
 
-class _Stored(Struct, array_like=True, tag="BlockStored", gc=False):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class _Removed(Struct, array_like=True, tag="BlockRemoved", gc=False):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _Cleared(Struct, array_like=True, tag="AllBlocksCleared", gc=False):
-    pass
-
-
 class _StoredMap(Struct, tag="BlockStored", gc=False):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
@@ -111,6 +88,21 @@ class _RemovedMap(Struct, tag="BlockRemoved", gc=False):
 
 
 class _ClearedMap(Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+# The same fields by position, as they were sent until vLLM 0.23.
+
+
+class _Stored(_StoredMap, array_like=True, tag="BlockStored", gc=False):
+    pass
+
+
+class _Removed(_RemovedMap, array_like=True, tag="BlockRemoved", gc=False):
+    pass
+
+
+class _Cleared(_ClearedMap, array_like=True, tag="AllBlocksCleared", gc=False):
     pass
 
 
@@ -190,7 +182,7 @@ def _events(wire: list[Any]) -> list[Event]:
     gathered: list[Any] | None = None  # hashes of the last event, where that is a removal
     where: tuple[str | None, int | None] = (None, None)
     for one in wire:
-        if isinstance(one, _RemovedMap | _Removed):
+        if isinstance(one, _RemovedMap):
             if gathered is not None and where == (one.medium, one.group_idx):
                 gathered += one.block_hashes
             else:
@@ -198,7 +190,7 @@ def _events(wire: list[Any]) -> list[Event]:
                 events.append(BlocksRemoved(gathered, *where))
             continue
         gathered = None
-        events.append(_stored(one) if isinstance(one, _StoredMap | _Stored) else CacheCleared())
+        events.append(_stored(one) if isinstance(one, _StoredMap) else CacheCleared())
     return events
 
 

@@ -9,22 +9,11 @@ import zmq
 from kvroute.adapters.vllm_events import EventStream
 from kvroute.errors import ConfigError
 from kvroute.fake.publisher import EventPublisher, PublisherConfig
+from tests.kv import sinks as kv
 
 
-class Log:
-    """A sink that writes down what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def batch(self, seq, payload):
-        self.told.append((seq, payload.decode()))
-
-    def new_life(self):
-        self.told.append("new life")
-
-    def gap(self, first, last):
-        self.told.append(f"gap {first}-{last}")
+class Log(kv.Log):
+    """A sink that writes down what it is told, and can be waited for."""
 
     async def until(self, last, timeout_s=15.0):
         """Wait until the last thing told is `last`."""

@@ -13,10 +13,10 @@ from kvroute.adapters.redis_index import RedisIndex
 from kvroute.kv.cells import Changes, pack_cells
 from kvroute.kv.event_sequence import Position
 from tests.adapters.streams import Engine
-from tests.adapters.test_redis_index import NS, R0, R1, answers, router
+from tests.adapters.test_redis_index import NS, R0, R1, answers
 from tests.adapters.test_redis_upkeep import PREFIX, chain
 from tests.kv.encoded import removed, stored
-from tests.redis_servers import fresh_name, server, until
+from tests.redis_servers import fresh_name, router, server, until
 
 
 @asynccontextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from kvroute.adapters.index import Namespace
@@ -15,7 +14,7 @@ from kvroute.adapters.redis_wire import Argument, Done
 from kvroute.adapters.store import open_link
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 from kvroute.routing.replica import ReplicaId
-from tests.redis_servers import fresh_name, server, until
+from tests.redis_servers import fresh_name, router, server, until
 
 NS = Namespace("model.1")
 R0, R1 = ReplicaId("http://r0:8000"), ReplicaId("http://r1:8000")
@@ -23,19 +22,6 @@ R0, R1 = ReplicaId("http://r0:8000"), ReplicaId("http://r1:8000")
 
 def chain(*tokens: int) -> PrefixChain:
     return chain_of(tokens_of(tokens), 1, root_of("m"))
-
-
-@asynccontextmanager
-async def router(url: str, deployment: str, name: str, deadline_s: float = 5.0) -> AsyncIterator[RedisIndex]:
-    link = open_link(url)
-    await link.start()
-    index = RedisIndex(link, deployment=deployment, router_id=name, deadline_s=deadline_s)
-    await index.start()
-    try:
-        yield index
-    finally:
-        await index.close()
-        await link.close()
 
 
 async def answers(index: RedisIndex, link: PrefixChain, expected: dict[ReplicaId, int], source: str = "index") -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 from kvroute.routing.replica import ReplicaId
-from tests.adapters.test_redis_index import NS, R0, R1, answers, router
-from tests.redis_servers import fresh_name, server, until
+from tests.adapters.test_redis_index import NS, R0, R1, answers
+from tests.redis_servers import fresh_name, router, server, until
 
 PREFIX = "{{kvr:v1:{}:{}:0}}"
 

@@ -8,11 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvroute.adapters.index import Index, MemoryIndex
-from kvroute.adapters.redis_index import RedisIndex
-from kvroute.adapters.store import open_link
-from tests.redis_servers import cluster, fresh_name, server
-
-PATIENT_S = 5.0  # a machine under load must not turn an answer into a local one
+from tests.redis_servers import cluster, fresh_name, router, server
 
 Opener = Callable[[], "asynccontextmanager[Index]"]
 
@@ -23,19 +19,7 @@ async def memory_index() -> AsyncIterator[Index]:
 
 
 def redis_opener(url: str, shards: int) -> Opener:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Index]:
-        link = open_link(url)
-        await link.start()
-        index = RedisIndex(link, deployment=fresh_name(), router_id="a", deadline_s=PATIENT_S, shards=shards)
-        await index.start()
-        try:
-            yield index
-        finally:
-            await index.close()
-            await link.close()
-
-    return opened
+    return lambda: router(url, fresh_name(), "a", shards=shards)
 
 
 @pytest.fixture(scope="module", params=["memory", "redis", "cluster"])

@@ -7,7 +7,6 @@ what the router answers must be whole answers to those requests.
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass, field
 from random import Random
 
@@ -19,53 +18,15 @@ from kvroute.proxy.client import Client, ClientPatience
 from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.request import Request
 from tests.fuzz.messages import Maker
+from tests.fuzz.reference import Read, normal, reference
 from tests.fuzz.wire import Wire
 
 BODY_BYTES_MAX = 1 << 20
 TURNS = 6  # of the loop, in which a connection does all that it can do with what it got
-Read = tuple[str, str, str, list[tuple[bytes, bytes]], bytes]  # method, target, version, headers, body
-
-
-def relaxed(data: bytes) -> bytes:
-    """Take away what llhttp passes over and h11 does not; none of it leaves a doubt about where the request ends.
-
-    These are empty lines before a request, and more spaces and names of similar protocols in its first line.
-    """
-    return re.sub(rb"\A([!-~]+) +([!-~]+) +(HTTP|RTSP|ICE)/", rb"\1 \2 HTTP/", data.lstrip(b"\r\n"))
-
-
-def reference(data: bytes) -> list[Read]:
-    """Return the requests that h11 reads whole before it refuses, closes, or the bytes end."""
-    found: list[Read] = []
-    try:
-        while data := relaxed(data):
-            server, body = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 17), b""
-            server.receive_data(data)
-            request = None
-            while not isinstance(event := server.next_event(), h11.EndOfMessage):
-                if isinstance(event, h11.Request):
-                    request = event
-                elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
-                else:  # it wants more
-                    return found
-            assert request is not None
-            target = re.sub(r"^https?://[^/?]+/?", "/", request.target.decode(), flags=re.IGNORECASE)
-            version = request.http_version.decode()
-            found.append((request.method.decode(), target, version, list(request.headers), body))
-            if server.their_state is h11.MUST_CLOSE:
-                return found
-            data = server.trailing_data[0]
-    except h11.RemoteProtocolError:
-        pass
-    return found
 
 
 def as_read(request: Request, body: bytes) -> Read:
-    """Write a request as h11 does: names in lower case, and the values in which case means nothing."""
-    headers = [(name.lower(), value) for name, value in request.headers]
-    headers = [(name, value.lower() if name == b"transfer-encoding" else value) for name, value in headers]
-    return request.method, request.target, request.version, headers, body
+    return request.method, request.target, request.version, normal(request.headers), body
 
 
 @dataclass

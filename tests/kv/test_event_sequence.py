@@ -10,22 +10,7 @@ from hypothesis import strategies as st
 
 from kvroute.kv import event_sequence as module
 from kvroute.kv.event_sequence import ATTEMPTS, EventSequence, Position, digest_of
-
-
-class Log:
-    """A sink that writes down what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def batch(self, seq, payload):
-        self.told.append((seq, payload.decode()))
-
-    def new_life(self):
-        self.told.append("new life")
-
-    def gap(self, first, last):
-        self.told.append(f"gap {first}-{last}")
+from tests.kv.sinks import Log
 
 
 def batches(life, first, last):

@@ -18,7 +18,7 @@ async def echo(exchange: Exchange) -> None:
     """Answer with the request's body, and say in headers what else was seen."""
     body = await exchange.body(BODY_BYTES_MAX)
     request = exchange.request
-    seen = repr((request.method, request.target, request.path, request.headers, body)).encode()
+    seen = repr((request.method, request.target, request.version, request.headers, body)).encode()
     exchange.respond(200, [(b"X-Seen", seen)], body)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import re
 import socket
 from random import Random
 
-import h11
 import pytest
 
 from kvroute.proxy.exchange import Exchange
 from kvroute.proxy.listener import Listener
+from tests.fuzz.reference import Read, normal, reference
 from tests.proxy.lines import GET, echo, listening
 
 CLOSE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -115,43 +114,13 @@ def mutated(random: Random) -> bytes:
     return bytes(data)
 
 
-Seen = tuple[str, str, list[tuple[bytes, bytes]], bytes]
-
-
-def reference(data: bytes) -> list[Seen]:
-    """Return the requests that h11 reads whole before it refuses, or the bytes end."""
-    found: list[Seen] = []
-    try:
-        while data := relaxed(data):
-            server, body = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 17), b""
-            server.receive_data(data)
-            while not isinstance(event := server.next_event(), h11.EndOfMessage):
-                if isinstance(event, h11.Request):
-                    request = event
-                elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
-                else:  # it wants more
-                    return found
-            target = re.sub("^https?://[^/?]+/?", "/", request.target.decode(), flags=re.IGNORECASE)
-            found.append((request.method.decode(), target, list(request.headers), body))
-            data = server.trailing_data[0]
-    except h11.RemoteProtocolError:
-        pass
-    return found
-
-
-def relaxed(data: bytes) -> bytes:
-    """Take away what llhttp passes over and h11 does not: empty lines before a request, more spaces in its line."""
-    return re.sub(rb"\A([!-~]+) +([!-~]+) +HTTP/", rb"\1 \2 HTTP/", data.lstrip(b"\r\n"))
-
-
-def accepted(answers: bytes) -> list[Seen]:
+def accepted(answers: bytes) -> list[Read]:
     """Return what the echoing handler has seen, from its answers."""
     found = []
     for line in answers.split(b"\r\n"):
         if line.startswith(b"X-Seen: "):
-            method, target, _, headers, body = ast.literal_eval(line[8:].decode())
-            found.append((method, target, [(name.lower(), value) for name, value in headers], body))
+            method, target, version, headers, body = ast.literal_eval(line[8:].decode())
+            found.append((method, target, version, normal(headers), body))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.processes import Router, free_port
+from tests.processes import Router, Valkey, free_port
 from tests.vllm.engines import Engines
 from tests.vllm.make_model import write_model
 
@@ -98,3 +98,10 @@ def report(request: pytest.FixtureRequest) -> Callable[[str, Table], None]:
         request.config.stash[REPORT].append(console.export_text())
 
     return write
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """A Redis of the test's own, empty."""
+    with Valkey(tmp_path / "valkey.log") as valkey:
+        yield valkey

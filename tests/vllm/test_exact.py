@@ -29,13 +29,6 @@ def small(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator
 
 
 @pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """A Redis of the test's own, empty."""
-    with Valkey(tmp_path / "valkey.log") as valkey:
-        yield valkey
-
-
-@pytest.fixture
 async def rig(small: Engines, valkey: Valkey):
     """A router before the engine."""
     async with routed(small, valkey) as rig:

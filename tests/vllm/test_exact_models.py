@@ -42,13 +42,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
 
 
 @pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """A Redis of the test's own, empty."""
-    with Valkey(tmp_path / "valkey.log") as valkey:
-        yield valkey
-
-
-@pytest.fixture
 async def rig(ranks: Engines, valkey: Valkey):
     """A router before the two ranks."""
     async with routed(ranks, valkey, ranks=2) as rig:
