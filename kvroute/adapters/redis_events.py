@@ -50,6 +50,7 @@ class EventWriter:
         self.is_under_way = False
         self.waiting: deque[_Call] = deque()
         self.snapshot: bytes | None = None  # holds what was waiting when it was taken
+        self.is_written = False  # everything in the snapshot is in Redis; what came after it may be, too
         self.snapshot_due_s = 0.0
         self.wants_snapshot = False
         self.retry_after_s = 0.0  # a stream that could not be opened
@@ -69,6 +70,7 @@ class EventWriter:
         """Pack the table as it will be in Redis when what waits now was written."""
         self.wants_snapshot = False
         self.snapshot = pack_snapshot(self.feed.position, self.heard, self.feed.table.pack())
+        self.is_written = not self.waiting
 
     def forget(self) -> None:
         """Nothing is known of what Redis has."""
@@ -146,9 +148,10 @@ class Events:
             return
         if not shard.is_ready or member.lease is None or not writer.feed.is_owner or writer.feed.is_astray:
             return
-        if not writer.waiting and writer.snapshot is None:
+        if not writer.waiting:
+            writer.is_written = writer.snapshot is not None
             writer.fill(writer.feed.take())
-            if writer.wants_snapshot:
+            if writer.wants_snapshot and writer.snapshot is None:
                 writer.take_snapshot()
         if not writer.waiting:
             return
@@ -228,7 +231,7 @@ class Events:
     async def _keep(self, shard: Shard, member: Member) -> None:
         """Store the snapshot, once everything in it is in Redis."""
         writer = member.writer
-        if writer is None or writer.snapshot is None or writer.waiting or writer.is_under_way:
+        if writer is None or writer.snapshot is None or not writer.is_written:
             return
         assert member.token is not None
         assert member.lease is not None

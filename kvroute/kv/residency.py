@@ -135,9 +135,9 @@ class Residency:
         return Change(held, None, tuple(evicted))
 
     def forget(self, chain: PrefixChain) -> None:
-        """Drop a chain as far up as no longer one shares it. Nothing is reported."""
+        """Drop a chain, or what was not evicted of it, as far up as no longer one shares it. Nothing is reported."""
         node, at = self._find(chain, len(chain))
-        if at != len(chain) or at != node.end:
+        if at != node.end:
             return
         while node.parent is not None and not node.children:
             leaf, node = node, node.parent

@@ -74,9 +74,10 @@ class Peers:
         return taken
 
     def gone(self, connections: int = 1) -> None:
-        """Count connections no more."""
+        """Count connections no more. Who is absent stays so: his inbox is read by nobody."""
         with locked(self._lock):
-            self._counts[self._slot] = max(0, self._counts[self._slot] - connections)
+            if self._counts[self._slot] < ABSENT:
+                self._counts[self._slot] = max(0, self._counts[self._slot] - connections)
 
     def close(self) -> None:
         """Close the ways to the others."""

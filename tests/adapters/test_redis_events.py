@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvroute.adapters.redis_events import calls_of, doubt_in, pack_snapshot, unpack_snapshot
+from kvroute.adapters.redis_events import EventWriter, calls_of, doubt_in, pack_snapshot, unpack_snapshot
 from kvroute.adapters.redis_index import RedisIndex
 from kvroute.kv.cells import Changes, pack_cells
 from kvroute.kv.event_sequence import Position
@@ -64,6 +64,32 @@ async def test_streams_are_shared_out_evenly():
                     one.follow(replica, engine.feed())
             await until(lambda: a.stats.owned_replicas == b.stats.owned_replicas == 1)
             await until(lambda: all(len(engine.listeners) == 1 for engine in engines.values()))
+
+
+async def test_changes_do_not_wait_for_a_snapshot_to_be_stored():
+    """A snapshot is stored with the next round of the upkeep; what the engine says meanwhile is written at once."""
+    with server() as redis:
+        engine = Engine()
+        async with two_routers(redis.url, fresh_name(), engine) as (a, b):
+            engine.say(stored([1], None, [5], 1))
+            await answers(b, chain(5), {R0: 1})
+            (shard,) = a._shards[NS]
+            writer = shard.members[R0].writer
+            a._task.cancel()  # no further round
+            writer.wants_snapshot = True
+            engine.say(stored([2], 1, [6], 1))
+            await until(lambda: writer.snapshot is not None)
+            engine.say(stored([3], 2, [7], 1), removed(1))
+            await until(lambda: not engine_waits(writer))
+            holdings = [await a.match(NS, [one]) for one in (chain(5, 6, 7), chain(5))]
+            assert [match.holdings for match in holdings] == [({},), ({},)]
+            assert writer.snapshot is not None
+            assert writer.is_written
+
+
+def engine_waits(writer: EventWriter) -> bool:
+    """Whether something that the engine has said is not in Redis yet."""
+    return writer.is_scheduled or writer.is_under_way or bool(writer.waiting)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

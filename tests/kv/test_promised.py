@@ -49,6 +49,16 @@ def test_an_answer_ends_the_promise():
     assert [promised.held(one, 1.1 + TELLING_S) for one in asked] == [0, 0, 1]
 
 
+def test_what_was_crowded_out_ends_with_the_rest():
+    """More is sent than the replica holds: what is left of a chain whose end had to make room ends with its answer."""
+    promised = Promised(4)
+    for one in (chain(1, 2, 3), chain(7, 8, 9)):
+        promised.record(one, 0.0)
+    assert promised.held(chain(1, 2, 3), 0.1) == 1
+    promised.keep(chain(1, 2, 3), 0.1)
+    assert [promised.held(one, 0.2 + TELLING_S) for one in (chain(1, 2, 3), chain(7, 8, 9))] == [0, 3]
+
+
 def test_too_many_answers_at_once_end_at_once():
     """Answers whose promises are about to end are bounded, too."""
     promised = Promised(2 * KEPT_MAX)

@@ -70,6 +70,19 @@ def test_a_connection_is_handed_over():
         assert (other.take(), list(counts)) == ([], [1, 0])
 
 
+def test_who_was_struck_off_stays_absent():
+    """A process that ends has its slot struck off and counts its connections down afterwards: nobody gives it more."""
+    client, accepted = socket.socketpair()
+    with two() as (counts, one, other), client, accepted:
+        one.arrive()
+        other.arrive()
+        other.place(accepted)
+        counts[:] = memoryview(array.array("q", [ABSENT, ABSENT]))
+        other.gone(1)
+        assert not one.place(accepted)
+        assert other.take() == []
+
+
 def test_connections_alternate():
     """Of many that arrive at one process, each gets half."""
     client, accepted = socket.socketpair()
