@@ -1,6 +1,6 @@
 """What a router does for the shared index in the background, one round after another in a single task.
 
-Heartbeat (0.8 s): alive, serves these replicas, gets its share of the leases. Feed: after a new epoch, or when writes
+Heartbeat (0.5 s): alive, serves these replicas, gets its share of the leases. Feed: after a new epoch, or when writes
 were lost, what this router placed is sent again in bounded steps. Replay: the logs of owned replicas become evictions.
 Snapshot (30 s, or when the log has grown): a successor starts from it. Sweep: dead slots' bits go, some buckets a
 round.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -27,7 +28,7 @@ from kvroute.routing.replica import ReplicaId
 
 log = logging.getLogger(__name__)
 
-BEAT_S, ALIVE_S = 0.8, 2.0  # a dead owner's streams and logs have another within 2.8 s
+BEAT_S, ALIVE_S = 0.5, 1.6  # a dead owner's streams and logs have another after 2.1 s at most
 BEHIND_ROUND_S = 0.025  # between two rounds while there is more to read, to send again or to sweep
 BUSY_ROUND_S = 0.1  # while requests come: evictions lag by so much, and each round costs every router a wake-up
 IDLE_ROUND_S = 0.5
@@ -109,7 +110,9 @@ class Upkeep:
             await self.once()
 
     def _pause_s(self) -> float:
-        return BEHIND_ROUND_S if self._is_behind else BUSY_ROUND_S if self.is_busy else IDLE_ROUND_S
+        pause_s = BEHIND_ROUND_S if self._is_behind else BUSY_ROUND_S if self.is_busy else IDLE_ROUND_S
+        until_beat_s = min((s.next_beat_s for s in self._shards()), default=math.inf) - asyncio.get_running_loop().time()
+        return max(BEHIND_ROUND_S, min(pause_s, until_beat_s))
 
     async def once(self) -> None:
         """Do one round, as far as Redis allows."""
