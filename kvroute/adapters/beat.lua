@@ -5,7 +5,8 @@
 --
 -- Meta hash 'm': epoch, run (of the server), version (changes with the registry), generation, fence, cursor.
 -- 'r' replica -> "slot.generation", 'n' replica -> last named (ms), 'w' router -> alive until (ms),
--- 'o' slot -> "fence:router", 'e' slot -> state of its event stream, 'q<slot>' snapshot of that, sets 'd' (dead slots) and 'y' (dead slots being swept), 's<slot>' log, 'p<slot>' snapshot.
+-- 'o' slot -> "fence:router", 'e' slot -> state of its event stream, 'q<slot>' snapshot of that, sets 'd' (dead slots),
+-- 'y' (dead slots being swept) and 'v' (slots whose hits end only where buckets 'h..' say), 's<slot>' log, 'p<slot>' snapshot.
 local FORGET_MS = 600000 -- replicas nobody names any more
 local prefix, call = KEYS[1], redis.call
 --use slots

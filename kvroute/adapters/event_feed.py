@@ -196,6 +196,7 @@ class EventFeed:
         reached = {tier: len(cells) for tier, cells in zip(TIERS, table.tree.cells, strict=True) if cells}
         return {
             "blocks": reached,
+            "hit_ends": len(table.ends.cells) if table.ends.are_needed else None,  # None: anywhere
             "remembered": len(table),
             "suspects": table.suspects,
             **msgspec.structs.asdict(self.counters),

@@ -90,8 +90,11 @@ class Index(Protocol):
     async def match(self, namespace: Namespace, chains: Sequence[PrefixChain]) -> Match:
         """Return the holdings of every chain, in one round trip."""
 
-    def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
-        """Note that the replica computes, and from now on holds, all blocks of the chain."""
+    def record(self, replica: ReplicaId, chain: PrefixChain, reusable_blocks: int | None = None) -> None:
+        """Note that the replica computes, and from now on holds, all blocks of the chain.
+
+        `reusable_blocks`: how many of them the same prompt would find again, if not all.
+        """
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
@@ -217,7 +220,8 @@ class MemoryIndex:
         feed, promised = self._feeds[replica]
         if not feed.is_exact:
             return residency.held(chain)
-        return max(feed.table.held(chain), promised.held(chain, time.monotonic()))
+        table = feed.table
+        return max(table.reusable(chain), promised.held(chain, time.monotonic(), to_ends=table.ends.are_needed))
 
     def _slower(self, namespace: Namespace, chain: PrefixChain) -> tuple[Holding, ...]:
         """Return the holdings of each slower tier, of replicas that have one."""
@@ -228,10 +232,10 @@ class MemoryIndex:
             for tier in range(1, len(TIERS))
         )
 
-    def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
+    def record(self, replica: ReplicaId, chain: PrefixChain, reusable_blocks: int | None = None) -> None:
         """Note that the replica holds all blocks of the chain from now on."""
         if replica in self._feeds:
-            self._feeds[replica][1].record(chain, time.monotonic())
+            self._feeds[replica][1].record(chain, time.monotonic(), reusable_blocks)
         self.apply(replica, chain)
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:

@@ -254,7 +254,7 @@ def calls_of(changes: Sequence[Changes], state: bytes) -> list[_Call]:
             cuts = [(change.gone, change.added)]
         for gone, added in cuts:
             length = len(gone) + len(added)
-            if length > room:
+            if length > room or not gathered:
                 gathered.append(())
                 room = size
             gathered[-1] += (change.tier, gone, added)

@@ -158,14 +158,14 @@ class RedisIndex:
         self.stats.local_answers += 1
         return Match(tuple([self.shadow.holding(namespace, chain) for chain in chains]), "local")
 
-    def record(self, replica: ReplicaId, chain: PrefixChain) -> None:
+    def record(self, replica: ReplicaId, chain: PrefixChain, reusable_blocks: int | None = None) -> None:
         """Note that the replica holds all blocks of the chain from now on."""
         change = self.shadow.apply(replica, chain)
         if change is None:
             return
         self.stats.records += 1
         self.stats.blocks = self.shadow.stats.blocks
-        if self._is_promise(replica, chain):
+        if self._is_promise(replica, chain, end_blocks=reusable_blocks):
             return
         writes = [] if change.stored is None else [Write(b"+", change.stored)]
         self._send(replica, writes, sent(chain, change.held), chain)
@@ -246,12 +246,14 @@ class RedisIndex:
                 if blocks > holding.get(replica, 0) and not shard.is_told(shard.members[replica]):
                     holding[replica] = blocks
 
-    def _is_promise(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None) -> bool:
+    def _is_promise(
+        self, replica: ReplicaId, chain: PrefixChain, held_blocks: int | None = None, end_blocks: int | None = None
+    ) -> bool:
         """Make a promise, or take it back; False where sending is what says that a replica holds something."""
         shard = self._homes[replica]
         member = shard.members[replica]
         if member.promised is not None and held_blocks is None:
-            member.promised.record(chain, time.monotonic())
+            member.promised.record(chain, time.monotonic(), end_blocks)
         elif member.promised is not None and held_blocks is not None:
             member.promised.take_back(chain, held_blocks)
         return shard.is_fed(member)
@@ -342,7 +344,7 @@ def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[di
         if member.promised is None:
             continue
         for chain, holding in zip(chains, holdings, strict=True):
-            blocks = member.promised.held(chain, now_s)
+            blocks = member.promised.held(chain, now_s, to_ends=member.replica in shard.hybrids)
             if blocks > holding.get(member.replica, 0):
                 holding[member.replica] = blocks
 

@@ -105,6 +105,7 @@ class Shard:
         self.doubts: dict[int, float] = {}  # of these, the share of the blocks that is suspect, where any is
         self.is_followed = False  # some member's events are followed
         self.has_tiers = False  # some slots stand for replicas' slower tiers
+        self.hybrids: set[ReplicaId] = set()  # of the members, as far as events have told
         self.is_feeding = False  # Redis does not have all yet that this router placed
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
@@ -162,14 +163,28 @@ class Shard:
             self.read_registry(version, registry or [])
             self.next_beat_s = 0.0
         replicas, seen = self.replicas, 0
-        for at in range(3, len(reply), 2):
+        for at in range(4, len(reply), 2):
             if (depth := reply[at]) < 1:
                 raise ValueError(f"a holder of {depth} blocks")
             seen, slots = _slots_beyond(seen, reply[at + 1])
             for slot in slots:
                 if (replica := replicas[slot]) is not None:
                     holding[replica] = depth
+        if reply[3] or self.hybrids:
+            self._end_hits(reply[3] or [], holding)
         return int(probes)
+
+    def _end_hits(self, ends: Sequence[int], holding: dict[ReplicaId, int]) -> None:
+        """Shorten what hybrids hold to where their hits may end."""
+        self.hybrids.clear()
+        for at in range(0, len(ends), 2):
+            if (replica := self.replicas[ends[at]]) is None:
+                continue
+            self.hybrids.add(replica)
+            if ends[at + 1] < holding.get(replica, 0):
+                holding[replica] = ends[at + 1]
+            if not ends[at + 1]:
+                holding.pop(replica, None)
 
     def write(self, member: Member, lease: bytes, log: bytes, writes: Sequence[Write]) -> list[Argument]:
         """Return the arguments of write.lua."""

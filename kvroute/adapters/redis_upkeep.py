@@ -111,7 +111,9 @@ class Upkeep:
 
     def _pause_s(self) -> float:
         pause_s = BEHIND_ROUND_S if self._is_behind else BUSY_ROUND_S if self.is_busy else IDLE_ROUND_S
-        until_beat_s = min((s.next_beat_s for s in self._shards()), default=math.inf) - asyncio.get_running_loop().time()
+        until_beat_s = (
+            min((s.next_beat_s for s in self._shards()), default=math.inf) - asyncio.get_running_loop().time()
+        )
         return max(BEHIND_ROUND_S, min(pause_s, until_beat_s))
 
     async def once(self) -> None:

@@ -15,6 +15,7 @@ local function retire(replica)
       call('HDEL', prefix .. 'n', name)
       call('HDEL', prefix .. 'o', slot)
       call('HDEL', prefix .. 'e', slot)
+      call('SREM', prefix .. 'v', slot)
       call('SADD', prefix .. 'd', slot)
       call('DEL', prefix .. 's' .. slot, prefix .. 'p' .. slot, prefix .. 'q' .. slot)
     end

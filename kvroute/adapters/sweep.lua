@@ -33,6 +33,8 @@ local till = math.min(65536, number + tonumber(ARGV[2]))
 while number < till do
   inside = page(prefix .. 'b' .. string.char(math.floor(number / 256), number % 256), inside)
   if inside ~= '0' then break end
+  local ends, within = prefix .. 'h' .. string.char(math.floor(number / 256), number % 256), '0'
+  repeat within = page(ends, within) until within == '0' -- few: hits may end in few places
   number = number + 1
 end
 call('HSET', meta, 'cursor', number, 'inside', inside)

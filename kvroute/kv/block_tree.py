@@ -71,6 +71,17 @@ class BlockTree:
         """Return the chained hash of a block."""
         return self._own[block]
 
+    def cell(self, block: int) -> int:
+        """Return where the index keeps a block."""
+        return self._cell[block]
+
+    def depth(self, block: int) -> int:
+        """Return how many blocks a chain has that ends with this one."""
+        depth = 0
+        while block >= 0:
+            block, depth = self._parent[block], depth + 1
+        return depth
+
     def held(self, block: int) -> int:
         """Return the tiers that hold a block, as a mask."""
         return self._held[block] & EVERY_TIER

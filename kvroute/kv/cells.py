@@ -7,7 +7,7 @@ docs/decisions/002 says why blocks lie so. Cells travel packed, 8 bytes little-e
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -44,3 +44,13 @@ def cells_of(chain: PrefixChain) -> Iterator[int]:
 def pack_cells(cells: Iterable[int]) -> bytes:
     """Return cells as they travel."""
     return array("Q", cells).tobytes()
+
+
+def changes_of(tier: int, cells: Mapping[int, bool]) -> Changes:
+    """Pack what changed on one tier: cells, and whether they are reachable now."""
+    gone = [cell for cell, is_reached in cells.items() if not is_reached]
+    if not gone:
+        return Changes(tier, b"", pack_cells(cells))
+    if len(gone) == len(cells):
+        return Changes(tier, pack_cells(gone), b"")
+    return Changes(tier, pack_cells(gone), pack_cells([cell for cell, is_reached in cells.items() if is_reached]))

@@ -4,7 +4,8 @@ Rule 1. Engine hashes are opaque. What an event stores is hashed again from its 
         `kv.chain` would; an engine hash is only the handle by which later events speak of a block.
 Rule 2. An engine stores one content in several places, and says so for each: copies are counted by group and tier, and
         a block is held on a tier while every group that is indexed there has a copy.
-Rule 3. Only groups whose every block stays (full, MLA and sink-full attention) can promise a hit; others are skipped.
+Rule 3. Only groups whose every block stays (full, MLA and sink-full attention) can promise a hit; others say where it
+        may end (`hit_ends`).
 Rule 4. A chain ends for us where media begin, as the chains of prompts do: such blocks are remembered, so that events
         about them are understood, and never published. The same for adapters that are only a number (before 0.14).
 Rule 5. After events were lost, blocks are *suspect*: held as far as is known. A block stored below one confirms it, and
@@ -20,16 +21,19 @@ It does not know sequence numbers, sockets, or where changes go.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import msgspec
-from msgspec import Struct
 
+from kvroute.kv import engine_snapshot
 from kvroute.kv.block_tree import OPAQUE, ROOT, TIERS, BlockTree, cell_at
-from kvroute.kv.cells import Changes, pack_cells
+from kvroute.kv.cells import Changes, changes_of, pack_cells
 from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, extend, hashes_of, root_of
+from kvroute.kv.engine_snapshot import VERSION, Packed
 from kvroute.kv.event_keys import is_sparse, read_keys, tier_of
-from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch
+from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, EventCounters
+from kvroute.kv.hit_ends import ENDS, HitEnds, SparseGroup
 from kvroute.kv.suspects import Suspects
 
 SUSPECT_DELIVERIES = 50
@@ -41,41 +45,6 @@ COPIES_MAX = 65_535
 _Column = tuple[int | None, int]  # group, tier
 
 
-class EventCounters(Struct):
-    """Blocks, by what became of them; batches and events where the name says so."""
-
-    stored: int = 0
-    removed: int = 0
-    clears: int = 0  # events
-    ignored_events: int = 0  # of unknown kinds
-    unknown_parents: int = 0  # stored below a block that was never heard of
-    unknown_removals: int = 0
-    placeholders: int = 0  # without tokens
-    mismatches: int = 0  # other block sizes, or token counts that do not fit the hashes
-    sparse: int = 0  # of groups that cannot promise a hit
-    opaque: int = 0  # media, or adapters without a name
-    refused: int = 0  # over the bound
-    suspected: int = 0
-    confirmed: int = 0
-    dropped: int = 0  # suspects that were given up
-    learnt: int = 0  # from deliveries
-
-
-class _Packed(Struct, frozen=True, array_like=True):
-    version: int
-    block_size: int | None
-    open: int
-    hashes: list[EngineHash]  # parents before their children
-    own: bytes  # 8 bytes a block
-    parents: bytes  # 4 bytes a block: the number of the parent in this list, -1 = root
-    opaque: list[int]  # numbers in this list, as are all below
-    columns: list[tuple[int | None, int, bytes]]  # group, tier, copies, 2 bytes a block
-    suspects: list[int]
-    learnt: list[int]
-    is_incomplete: bool
-    sparse_groups: list[int]
-
-
 class EngineHashes:
     """One engine's cache: engine hash -> block, and the copies of each."""
 
@@ -84,6 +53,7 @@ class EngineHashes:
         self.block_size = block_size  # tokens; None until it was learnt
         self.capacity_blocks = capacity_blocks  # of the GPU
         self.tree = BlockTree()
+        self.ends = HitEnds()
         self._model = model
         self._blocks: dict[EngineHash, int] = {}
         self._names: list[EngineHash] = []  # by block
@@ -138,28 +108,32 @@ class EngineHashes:
         self._blocks, self._names, self._columns = {}, [], {}
         self._suspects, self._learnt, self._copies = Suspects(), set(), 0
         self._is_incomplete = False
+        self.ends.forget()
 
     def held(self, chain: PrefixChain, tier: int = 0) -> int:
         """Return how many leading blocks of a chain are reached on a tier."""
         cells, hashes = self.tree.cells[tier], hashes_of(chain)
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            if cell_at(hashes, middle) in cells:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(len(hashes)), True, key=lambda depth: cell_at(hashes, depth) not in cells)
+
+    def reusable(self, chain: PrefixChain) -> int:
+        """Return how many leading blocks of a chain a request finds on the GPU: up to where all groups let it end."""
+        self._settle_ends()
+        return self.ends.nearest(hashes_of(chain), self.held(chain))
 
     def changes(self) -> list[Changes]:
-        """Return what changed since this was last asked, for each tier that did."""
-        taken = self.tree.take_changes()
-        return [_packed(tier, cells) for tier, cells in enumerate(taken) if cells]
+        """Return what changed since this was last asked, for each tier that did, and where hits may end."""
+        self._settle_ends()
+        taken, ends = self.tree.take_changes(), self.ends.take_changes()
+        changes = [changes_of(tier, cells) for tier, cells in enumerate(taken) if cells]
+        return changes if ends is None else [*changes, changes_of(ENDS, ends)]
 
     def everything(self) -> list[Changes]:
         """Return all that is reached now, for a store that has nothing of it; nothing is then left to tell."""
+        self._settle_ends()
         self.tree.forget_changes()
-        return [Changes(tier, b"", pack_cells(cells)) for tier, cells in enumerate(self.tree.cells) if cells]
+        self.ends.take_changes()
+        everything = [Changes(tier, b"", pack_cells(cells)) for tier, cells in enumerate(self.tree.cells) if cells]
+        return [*everything, Changes(ENDS, b"", pack_cells(self.ends.cells))] if self.ends.are_needed else everything
 
     def suspect(self) -> None:
         """Note that events were lost: every block may be gone, and no count of copies can be trusted."""
@@ -168,6 +142,7 @@ class EngineHashes:
                 if copies > 1:
                     column[block] = 1
         self._is_incomplete = True
+        self.ends.forget()
         self._suspects = Suspects()
         for block in self._blocks.values():
             if self.tree.held(block):
@@ -181,6 +156,7 @@ class EngineHashes:
             return
         self._suspects.deliveries += 1
         hashes = hashes_of(chain)
+        ending = self._suspects.named(hashes[held_blocks - 1]) if held_blocks else []
         for own in hashes[:held_blocks]:
             for block in self._suspects.named(own):
                 self._confirm(block)
@@ -191,11 +167,21 @@ class EngineHashes:
             self._give_up(overdue)
         if held_blocks > max(self.held(chain, tier) for tier in range(len(TIERS))):
             self._learn(hashes[:held_blocks])
+            ending = self._suspects.named(hashes[held_blocks - 1])
+        for block in ending if self._has_room(len(hashes)) else ():
+            self.ends.vouch(self.tree, block, self._names, self.block_size or 1)
+
+    def _has_room(self, more: int) -> bool:
+        bound = BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE
+        return max(len(self._blocks), len(self.ends)) + more <= bound
+
+    def _settle_ends(self) -> None:
+        self.ends.settle(self.tree, self._names, self.block_size or 1)
 
     def _learn(self, hashes: memoryview) -> None:
         """Remember a chain that a request found, though no event told of it."""
         columns = [key for key in self._columns if not key[1]] or [self._column(None, 0)]
-        if len(self._blocks) + len(hashes) > BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE:
+        if not self._has_room(len(hashes)):
             self.counters.refused += len(hashes)
             return
         parent = ROOT
@@ -221,6 +207,7 @@ class EngineHashes:
         hashes, counters = event.hashes, self.counters
         if is_sparse(event) or event.group in self._sparse:
             counters.sparse += len(hashes)
+            self._store_sparse(event)
             return
         if not event.token_ids or event.block_size <= 0:
             counters.placeholders += len(hashes)
@@ -231,12 +218,13 @@ class EngineHashes:
             counters.mismatches += len(hashes)
             if event.kind is None and event.group is not None:
                 self._exclude(event.group)
+                self._store_sparse(event)
             return
         parent = ROOT if event.parent is None else self._blocks.get(event.parent)
         if parent is None:
             counters.unknown_parents += len(hashes)
             return
-        if len(self._blocks) + len(hashes) > BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE:
+        if not self._has_room(len(hashes)):
             counters.refused += len(hashes)
             return
         if self._suspects:
@@ -247,6 +235,24 @@ class EngineHashes:
         counters.stored += len(hashes)
         counters.opaque += len(hashes) - plain
         self._hold(hashes, own, parent, plain, self._column(event.group, tier_of(event.medium)))
+
+    def _store_sparse(self, event: BlocksStored) -> None:
+        group = event.group
+        if group is None or tier_of(event.medium) or event.block_size <= 0:
+            return
+        if group not in self.ends.groups:
+            if not self.ends.admit(group, event.kind, event.window, event.block_size):
+                return
+            self._look_at(self._blocks)
+        if self._has_room(len(event.hashes)):
+            self._look_at(self.ends.store(group, event.hashes))
+        else:
+            self.counters.refused += len(event.hashes)
+
+    def _look_at(self, names: Iterable[EngineHash]) -> None:
+        for name in names:
+            if (block := self._blocks.get(name)) is not None:
+                self.ends.look_at(block)
 
     def _hold(self, hashes: Sequence[EngineHash], own: array[int], parent: int, plain: int, key: _Column) -> None:
         """Count a copy of each block, putting those that are new below their parent."""
@@ -277,7 +283,9 @@ class EngineHashes:
         tier = tier_of(event.medium)
         column = self._columns.get((event.group, tier))
         if column is None:
-            if event.group not in self._sparse:
+            if event.group in self.ends.groups and not tier:
+                self._look_at(self.ends.remove(event.group, event.hashes))
+            elif event.group not in self._sparse:
                 self.counters.unknown_removals += len(event.hashes)
             return
         tree, blocks, tier_bit = self.tree, self._blocks, 1 << tier
@@ -307,6 +315,7 @@ class EngineHashes:
             if len(columns) > 1 and any(column[block] for column in columns):
                 return
             parent = tree.parent(block)
+            self.ends.drop(tree, block, self._names[block], is_known=block not in self._learnt)
             if block in self._suspects:
                 self._suspects.remove(block, self.tree.own(block))
                 self._learnt.discard(block)
@@ -324,6 +333,10 @@ class EngineHashes:
     def _exclude(self, group: int) -> None:
         """A group turned out to be sparse, which releases before 0.22 do not say."""
         self._sparse.add(group)
+        column = self._columns.get((group, 0))
+        if column is not None and self.ends.admit(group, None, None, self.block_size or 1):
+            self.ends.groups[group].copies |= {name: column[at] for name, at in self._blocks.items() if column[at]}
+            self._look_at(self._blocks)
         for key in [key for key in self._columns if key[0] == group]:
             del self._columns[key]
             self._hold_whole(key[1])
@@ -354,6 +367,7 @@ class EngineHashes:
         return next((column for key, column in self._columns.items() if not key[1]), _NO_COLUMN)
 
     def _name(self, block: int, name: EngineHash) -> None:
+        self.ends.look_at(block)
         if block < len(self._names):
             self._names[block] = name
             return
@@ -414,8 +428,8 @@ class EngineHashes:
         number[ROOT] = ROOT
         tree = self.tree
         return msgspec.msgpack.encode(
-            _Packed(
-                version=1,
+            Packed(
+                version=VERSION,
                 block_size=self.block_size,
                 open=tree.open,
                 hashes=list(self._blocks),
@@ -430,6 +444,9 @@ class EngineHashes:
                 learnt=[number[block] for block in self._learnt],
                 is_incomplete=self._is_incomplete,
                 sparse_groups=sorted(self._sparse),
+                sparse_copies=[
+                    (number, group.window, group.block_size, group.copies) for number, group in self.ends.groups.items()
+                ],
             )
         )
 
@@ -440,27 +457,21 @@ class EngineHashes:
         Raises:
             ValueError: the bytes are not a snapshot.
         """
-        packed = msgspec.msgpack.decode(data, type=_Packed)  # its ValidationError is a ValueError
-        count = len(packed.hashes)
-        sizes = [len(packed.own) // 8, len(packed.parents) // 4, *(len(column[2]) // 2 for column in packed.columns)]
-        if packed.version != 1 or set(sizes) != {count}:
-            raise ValueError(f"a snapshot of version {packed.version} with parts of {sizes} blocks for {count}")
+        packed = engine_snapshot.read(data)
         fresh = cls(model, capacity_blocks, packed.block_size)
         fresh._sparse = set(packed.sparse_groups)
+        for number, window, group_block_size, copies in packed.sparse_copies:
+            fresh.ends.groups[number] = SparseGroup(window, group_block_size, copies)
         fresh._rebuild(packed)
-        fresh.tree.forget_changes()
+        fresh.changes()
         return fresh
 
-    def _rebuild(self, packed: _Packed) -> None:
-        own, parents, opaque = array("Q", packed.own), array("i", packed.parents), set(packed.opaque)
-        columns = [(group, tier, array("H", copies)) for group, tier, copies in packed.columns]
-        if any(not 0 <= tier < len(TIERS) for _, tier, _ in columns):
-            raise ValueError("a tier that is not known")
+    def _rebuild(self, packed: Packed) -> None:
+        own, parents, opaque = array("Q", packed.own), packed.parent_numbers(), set(packed.opaque)
+        columns = packed.copies()
         self.tree.open = packed.open & (OPAQUE - 1)
         order: list[int] = []
         for at, name in enumerate(packed.hashes):
-            if not -1 <= parents[at] < at:
-                raise ValueError("a block without its parent")
             block = self.tree.add(order[parents[at]] if parents[at] >= 0 else ROOT, own[at], at in opaque)
             self._blocks[name] = block
             self._name(block, name)
@@ -480,12 +491,3 @@ class EngineHashes:
 
 _LEARNT = b"learnt "  # no engine's hash is of this length
 _NO_COLUMN: array[int] = array("H")
-
-
-def _packed(tier: int, cells: dict[int, bool]) -> Changes:
-    gone = [cell for cell, is_reached in cells.items() if not is_reached]
-    if not gone:
-        return Changes(tier, b"", pack_cells(cells))
-    if len(gone) == len(cells):
-        return Changes(tier, pack_cells(gone), b"")
-    return Changes(tier, pack_cells(gone), pack_cells([cell for cell, is_reached in cells.items() if is_reached]))

@@ -43,6 +43,7 @@ class BlocksStored(Struct, frozen=True, gc=False):
     extra_keys: list[Any] | None = None  # per block: None, or what else its hash covers (adapter, media, salt)
     group: int | None = None  # KV cache group; None before 0.20
     kind: str | None = None  # of the group's attention; None before 0.22
+    window: int | None = None  # tokens that the group's attention sees, where it is a sliding one
 
 
 class BlocksRemoved(Struct, frozen=True, gc=False):
@@ -68,6 +69,26 @@ class EventBatch(Struct, frozen=True):
     ignored: int  # events of kinds that are not known here
 
 
+class EventCounters(Struct):
+    """Blocks, by what became of them; batches and events where the name says so."""
+
+    stored: int = 0
+    removed: int = 0
+    clears: int = 0  # events
+    ignored_events: int = 0  # of unknown kinds
+    unknown_parents: int = 0  # stored below a block that was never heard of
+    unknown_removals: int = 0
+    placeholders: int = 0  # without tokens
+    mismatches: int = 0  # other block sizes, or token counts that do not fit the hashes
+    sparse: int = 0  # of groups that cannot promise a hit
+    opaque: int = 0  # media, or adapters without a name
+    refused: int = 0  # over the bound
+    suspected: int = 0
+    confirmed: int = 0
+    dropped: int = 0  # suspects that were given up
+    learnt: int = 0  # from deliveries
+
+
 class _StoredMap(Struct, tag="BlockStored", gc=False):
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
@@ -79,6 +100,7 @@ class _StoredMap(Struct, tag="BlockStored", gc=False):
     extra_keys: list[Any] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class _RemovedMap(Struct, tag="BlockRemoved", gc=False):
@@ -206,4 +228,5 @@ def _stored(one: Any) -> BlocksStored:
         one.extra_keys,
         one.group_idx,
         one.kv_cache_spec_kind,
+        one.kv_cache_spec_sliding_window,
     )

@@ -5,6 +5,8 @@ nobody who holds it, and scatter; so until the answer, and for a short while at 
 generations of what was sent, each for half of LIFE_S: the older is dropped whole, and nothing is searched. Bounded by
 the replica's capacity.
 
+A hybrid (`hit_ends`) keeps a prompt's end and not every block before it: of what it was sent only whole prompts count.
+
 It does not know whether the engine has told of a block meanwhile: whoever asks takes the deeper of both.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvroute.kv.chain import PrefixChain
+from kvroute.kv.chain import HASH_BYTES, PrefixChain
 from kvroute.kv.residency import Residency
 
 TELLING_S = 0.5  # after an answer, for the engine's last events to reach the index
@@ -26,18 +28,23 @@ class Promised:
     def __init__(self, capacity_blocks: int) -> None:
         self._young = Residency(capacity_blocks)
         self._old = Residency(capacity_blocks)
+        self._ends: tuple[set[bytes], set[bytes]] = (set(), set())  # last blocks of the young and of the old prompts
         self._kept: deque[tuple[float, PrefixChain]] = deque()  # computed, and when that ends the promise
         self._turn_s = 0.0  # when the young become the old
 
-    def record(self, chain: PrefixChain, now_s: float) -> None:
-        """Note that a chain was sent."""
+    def record(self, chain: PrefixChain, now_s: float, end_blocks: int | None = None) -> None:
+        """Note that a chain was sent; the same prompt finds `end_blocks` of it again, if not all."""
         self._advance(now_s)
         self._young.record(chain)
+        if len(self._ends[0]) < self._young.capacity_blocks:
+            self._ends[0].add(_last_block(chain, end_blocks))
 
     def take_back(self, chain: PrefixChain, held_blocks: int) -> None:
         """Note that a chain was not computed beyond its first blocks after all."""
         self._young.correct(chain, held_blocks)
         self._old.correct(chain, held_blocks)
+        for ends in self._ends:
+            ends.difference_update({_last_block(chain), _last_block(chain[:-HASH_BYTES])})
 
     def keep(self, chain: PrefixChain, now_s: float) -> None:
         """Note that a chain was computed, so that the engine tells of it about now; what others were sent stays."""
@@ -46,11 +53,15 @@ class Promised:
             self._forget(self._kept.popleft()[1])
         self._kept.append((now_s + TELLING_S, chain))
 
-    def held(self, chain: PrefixChain, now_s: float) -> int:
-        """Return how many leading blocks of a chain were sent."""
+    def held(self, chain: PrefixChain, now_s: float, *, to_ends: bool = False) -> int:
+        """Return how many leading blocks of a chain were sent; with `to_ends`, of those that end where a prompt did."""
         self._advance(now_s)
         deepest = self._young.held(chain) if len(self._young) else 0
-        return max(deepest, self._old.held(chain)) if len(self._old) else deepest
+        deepest = max(deepest, self._old.held(chain)) if len(self._old) else deepest
+        if not to_ends:
+            return deepest
+        young, old = self._ends
+        return next((n for n in range(deepest, 0, -1) if (end := _last_block(chain, n)) in young or end in old), 0)
 
     def _forget(self, chain: PrefixChain) -> None:
         self._young.forget(chain)
@@ -64,5 +75,11 @@ class Promised:
         empty = Residency(self._young.capacity_blocks)
         is_recent = now_s < self._turn_s + LIFE_S / 2
         self._old = self._young if is_recent else empty
+        self._ends = (set(), self._ends[0] if is_recent else set())
         self._young = Residency(self._young.capacity_blocks) if is_recent or len(self._young) else self._young
         self._turn_s = now_s + LIFE_S / 2
+
+
+def _last_block(chain: bytes, blocks: int | None = None) -> bytes:
+    end = len(chain) if blocks is None else blocks * HASH_BYTES
+    return chain[max(0, end - HASH_BYTES) : end]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from kvroute.kv.chain import PrefixChain, TokenBytes
+from kvroute.kv.chain import HASH_BYTES, PrefixChain, TokenBytes
 
 
 class ChatPrompt(Struct, frozen=True):
@@ -90,3 +90,9 @@ class Prompt(Struct, frozen=True):
     def hit_limit_blocks(self) -> int:
         """How many leading blocks an engine can at most reuse: it always computes the last token itself."""
         return min(len(self.chain) >> 3, max(0, self.tokens - 1) // self.block_size)
+
+    @property
+    def reusable(self) -> PrefixChain:
+        """The blocks that an engine can at most reuse."""
+        limit = self.hit_limit_blocks * HASH_BYTES
+        return self.chain if limit == len(self.chain) else PrefixChain(self.chain[:limit])

@@ -133,7 +133,7 @@ class Dispatch:
         replica, request, visit = lease.replica, errand.exchange.request, errand.visit
         visit.took(lease)
         for prompt in question.prompts:
-            self._index.record(replica.id, prompt.chain)
+            self._index.record(replica.id, prompt.chain, prompt.hit_limit_blocks)
         served, answer = False, None
         try:
             head = headers.to_replica(request.headers, visit.id)

@@ -55,7 +55,7 @@ class Asker:
         entry, root, stats = served.entry, served.root(inference.cache_salt), self._stats
         read, block_size = entry.reader.read, entry.block_size
         prompts = tuple([await read(source, block_size=block_size, root=root) for source in inference.sources])
-        chains = [prompt.chain for prompt in prompts]
+        chains = [prompt.reusable for prompt in prompts]
         match = NOTHING_HELD
         if any(chains):
             stats.lookups += 1

@@ -34,21 +34,33 @@ def test_keys_of_a_shard_share_a_hash_tag(shard):
 def test_deeper_sets_come_first(shard):
     """A lookup's reply gives each member the depth of the first set that it is in; strangers' slots are passed over."""
     holding: dict[ReplicaId, int] = {}
-    reply = [b"e.1", None, 5, 70, b"\x01\x02", 30, b"\x00\x0b\x02"]
+    reply = [b"e.1", None, 5, None, 70, b"\x01\x02", 30, b"\x00\x0b\x02"]
     assert shard.read_lookup(reply, holding) == 5
     assert holding == {R1: 70, R0: 30}
 
 
+def test_what_a_hybrid_holds_counts_up_to_an_end(shard):
+    """Where a lookup names ends, a hybrid holds no more than up to its own, and nothing where it has none; others are
+    left as they are. What ends are named for is a hybrid until they are no more."""
+    for ends, expected in (([0, 12], {R1: 70, R0: 12}), ([9, 64, 0, 0], {R1: 64}), ([0, 40, 3, 1], {R1: 70, R0: 30})):
+        holding: dict[ReplicaId, int] = {}
+        shard.read_lookup([b"e.1", None, 5, ends, 70, b"\x01\x02", 30, b"\x00\x0b\x02"], holding)
+        assert holding == expected
+        assert shard.hybrids == {shard.replicas[slot] for slot in ends[::2]} - {None}
+    shard.read_lookup([b"e.1", None, 5, None], {})
+    assert not shard.hybrids
+
+
 def test_another_epoch_is_not_understood(shard):
     """A reply of another epoch says that Redis is another one: it is not used, and the shard is not ready."""
-    assert shard.read_lookup([b"f.1", [], 1, 5, b"\x00\x01"], {}) is None
+    assert shard.read_lookup([b"f.1", [], 1, None, 5, b"\x00\x01"], {}) is None
     assert not shard.is_ready
 
 
 def test_another_life_is_nobody(shard):
     """When the registry says that a replica began a new life, bits are not credited to the one that we know."""
     holding: dict[ReplicaId, int] = {}
-    shard.read_lookup([b"e.2", [b"r0", b"4.5", b"r1", b"9.2"], 1, 5, b"\x00\x11\x02"], holding)
+    shard.read_lookup([b"e.2", [b"r0", b"4.5", b"r1", b"9.2"], 1, None, 5, b"\x00\x11\x02"], holding)
     assert holding == {R1: 5}
 
 
@@ -56,8 +68,9 @@ def test_another_life_is_nobody(shard):
     "reply",
     [
         *(None, 7, b"OK", [], [b"e.1"], [7, None, 1], [b"e.1", None, b"x"], [b"e.2", 7, 1], [b"e.2", [b"r0"], 1]),
-        *([b"e.1", None, 1, 5], [b"e.1", None, 1, b"x", b"\x00\x01"], [b"e.1", None, 1, 0, b"\x00\x01"]),
-        *([b"e.1", None, 1, 5, 7], [b"e.1", None, 1, 5, b""], [b"e.1", None, 1, 5, b"\xff\x01"]),
+        *([b"e.1", None, 1], [b"e.1", None, 1, 5], [b"e.1", None, 1, [0]], [b"e.1", None, 1, [b"x", 1]]),
+        *([b"e.1", None, 1, None, b"x", b"\x00\x01"], [b"e.1", None, 1, None, 0, b"\x00\x01"]),
+        *([b"e.1", None, 1, None, 5, 7], [b"e.1", None, 1, None, 5, b""], [b"e.1", None, 1, None, 5, b"\xff\x01"]),
     ],
     ids=repr,
 )

@@ -16,7 +16,7 @@ from kvroute.kv.events import decode_batch
 from kvroute.kv.promised import LIFE_S
 from kvroute.routing.replica import ReplicaId
 from tests.adapters.streams import Engine
-from tests.contracts.test_index import NS, R0, R1, chain, holdings, settled
+from tests.contracts.test_index import NS, R0, R1, R2, chain, holdings, settled
 from tests.kv.encoded import cleared, encoded, removed, stored
 from tests.redis_servers import until
 
@@ -99,6 +99,48 @@ async def test_slower_tiers_are_given_apart(index):
     await until(agrees)
 
 
+WINDOW = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 3}
+
+
+async def test_hits_of_a_hybrid_end_where_all_groups_let_them(index):
+    """Of a hybrid counts what lies before the deepest place where its window is there too, however far up that is; of
+    another replica beside it, all that it holds."""
+    first, second, plain = followed(index, R0, R1, R2)
+    ids = list(range(1, 101))
+    for engine in (first, second, plain):
+        engine.say(stored(ids, None, ids, 1))
+    first.say(stored([2, 3, 40, 41, 99, 100], None, ids, 1, **WINDOW))
+    second.say(stored([1], None, [1], 1, **WINDOW))
+    expected = [(100, 100), (99, 41), (41, 41), (40, 3), (3, 3), (2, 0), (1, 0)]
+    chains = [chain(*ids[:n], *[999] * (110 - n)) for n, _ in expected]
+    await settled(index, [{R2: n, R1: 1} | ({R0: end} if end else {}) for n, end in expected], *chains)
+    first.say(removed(99, group_idx=1), removed(41, group_idx=1))
+    second.say(removed(1, group_idx=1))
+    await settled(index, [{R0: 3, R2: 100}], chains[0])
+    first.say(cleared(), stored([1, 2], None, [1, 2], 1))
+    await settled(index, [{R2: 100}], chains[0])
+    first.say(stored([2, 3], 1, [2, 3], 1, **WINDOW), stored([3], 2, [3], 1))
+    await settled(index, [{R0: 3, R2: 100}], chains[0])
+    first.restart()
+    first.say(stored([1], None, [1], 1))
+    await settled(index, [{R2: 100}], chains[0])
+
+
+async def test_a_hybrid_is_promised_whole_prompts(index):
+    """What a hybrid was just sent counts for those that go on where the prompt could be found again, for no others."""
+    first, second = followed(index, R0, R1)
+    for engine in (first, second):
+        engine.say(stored([1], None, [1], 1))
+    first.say(stored([1], None, [1], 1, **WINDOW))
+    await settled(index, [{R0: 1, R1: 1}], chain(1))
+    for replica in (R0, R1):
+        index.record(replica, chain(1, 2, 3, 4), 3)
+    asked = chain(1, 2, 3, 4, 5), chain(1, 2, 3, 9), chain(1, 2, 9)
+    assert await holdings(index, *asked) == [{R0: 3, R1: 4}, {R0: 3, R1: 3}, {R0: 1, R1: 2}]
+    index.correct(R0, chain(1, 2, 3, 4), 1)
+    assert await holdings(index, *asked) == [{R0: 1, R1: 4}, {R0: 1, R1: 3}, {R0: 1, R1: 2}]
+
+
 async def test_a_late_follower_hears_what_was_said(index):
     """An engine that has been speaking for long is asked for what it still keeps."""
     index.join(R0, NS, 100)
@@ -150,14 +192,15 @@ async def test_many_blocks_in_one_batch(index):
 
 
 names = st.lists(st.integers(0, 2), min_size=1, max_size=5)
-histories = st.lists(st.tuples(st.sampled_from(["store", "store", "remove", "clear"]), names), max_size=25)
+steps = ["store", "store", "keep", "keep", "remove", "drop", "clear"]
+histories = st.lists(st.tuples(st.sampled_from(steps), names), max_size=25)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(histories)
 @pytest.mark.slow
 def test_any_history(opener, history):
-    """However an engine's blocks come and go, the index holds what a table of its events says."""
+    """However an engine's blocks come and go, in a hybrid's groups too, the index holds what a table of them says."""
 
     def name(ids: list[int]) -> int | None:
         return hash(tuple(ids)) & (2**64 - 1) if ids else None
@@ -168,11 +211,12 @@ def test_any_history(opener, history):
             plain = EngineHashes("m", 1000)
             engine.say(cleared())
             for what, ids in history:
-                event = {"store": stored([name(ids)], name(ids[:-1]), ids[-1:], 1), "remove": removed(name(ids))}
-                said = event.get(what, cleared())
+                place = [name(ids)], name(ids[:-1]), ids[-1:], 1
+                event = {"store": stored(*place), "keep": stored(*place, **WINDOW), "remove": removed(name(ids))}
+                said = (event | {"drop": removed(name(ids), group_idx=1)}).get(what, cleared())
                 plain.apply(decode_batch(encoded([said])))
                 engine.say(said)
             asked = [chain(*ids) for _, ids in history]
-            await settled(index, [{R0: n} if (n := plain.held(one)) else {} for one in asked], *asked)
+            await settled(index, [{R0: n} if (n := plain.reusable(one)) else {} for one in asked], *asked)
 
     asyncio.run(scenario())

@@ -411,10 +411,3 @@ def test_a_snapshot_keeps_suspects_and_copies():
     third.delivered(chain(5, 6), 1)
     assert (third.held(chain(5, 6)), third.suspects) == (1, 0)
     assert hashes_of(chain(5))[0] in map(third.tree.own, third._blocks.values())
-
-
-@pytest.mark.parametrize("data", [b"", b"\x93\x01\x02\x03", table(stored([1], None, [5], 1)).pack()[:-3]])
-def test_what_is_no_snapshot_is_refused(data):
-    """Other bytes than a snapshot's are an error that says so."""
-    with pytest.raises(ValueError, match=r".+"):
-        EngineHashes.unpack(data, MODEL, 10)

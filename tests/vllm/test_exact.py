@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from kvroute.adapters import redis_events
@@ -15,7 +14,7 @@ from tests.adapters.publishers import Line
 from tests.observer import replayed
 from tests.processes import Valkey, free_port
 from tests.vllm.engines import Engines
-from tests.vllm.rig import BLOCK, SMALL, Rig, revive, routed
+from tests.vllm.rig import BLOCK, SMALL, Rig, new_session, revive, routed
 
 REQUESTS, REMOVALS_MIN = 500, 2_000
 MISSED = 200  # batches
@@ -170,7 +169,7 @@ async def test_an_engine_restarted_while_the_router_was_away_is_another_one(
         await snapshot_kept(rig)
         known = (await rig.events())["sequence"]
     await asyncio.to_thread(revive, small, *SMALL)
-    async with aiohttp.ClientSession() as rig.session:
+    async with new_session() as rig.session:
         while await asyncio.to_thread(last_number, small) <= known:
             await rig.load(60, url=small.urls[0])
     async with routed(small, valkey) as rig:
