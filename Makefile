@@ -5,11 +5,11 @@ URL ?= http://127.0.0.1:8000
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHES := $(filter-out benchmarks/report.py benchmarks/_%,$(wildcard benchmarks/*.py))
+BENCHES := $(filter-out benchmarks/report.py benchmarks/_% benchmarks/vllm_%,$(wildcard benchmarks/*.py))
 UNIT := --ignore=tests/vllm --ignore=tests/browser -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-slow test-browser test-vllm bench load clean
+.PHONY: help setup demo check test test-slow test-browser test-vllm bench bench-vllm load clean
 
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ bench: $(READY) ## every benchmark against its bars; FULL=1 takes longer and is 
 	@failed=; for script in $(BENCHES); do echo "== $$script"; \
 	  $(BIN)/python $$script $(if $(FULL),,--quick) || failed="$$failed $$script"; done; \
 	  [ -z "$$failed" ] || { echo "missed a bar:$$failed"; exit 1; }
+
+bench-vllm: $(READY) ## agents on two real engines, more of them than fit, under several policies; FULL=1 takes two hours
+	tests/vllm/setup.sh
+	$(BIN)/python benchmarks/vllm_thrash.py $(if $(FULL),,--quick)
 
 load: $(READY) ## Locust against URL=http://host:port
 	$(BIN)/locust -f loadtests/locustfile.py --headless --only-summary -u 20 -r 10 -t 30s --host $(URL)
