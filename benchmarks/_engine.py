@@ -1,9 +1,9 @@
 """The engine side: answers chats with what the request says it should, much cheaper than any router can pass them on.
 
-    python benchmarks/_engine.py PORT [EVENTS]
+    python benchmarks/_engine.py PORT [EVENTS [CHUNK_S]]
 
 A body ends with `"report":[prompt,completion,cached]}`: the usage that a real engine would state for it. A streamed
-body gets CHUNKS events, one every CHUNK_S. /metrics, /health and /v1/models answer as vLLM does; so does
+body gets CHUNKS events, one every CHUNK_S seconds. /metrics, /health and /v1/models answer as vLLM does; so does
 /kv_event_sources, where EVENTS is the endpoint of a publisher.
 """
 
@@ -17,7 +17,7 @@ from typing import cast
 import uvloop
 
 CHUNKS = 200
-CHUNK_S = 0.004
+CHUNK_S = float(sys.argv[3]) if len(sys.argv) > 3 else 0.004
 ANSWER = "The answer is in the table above, in its second row."  # of every request
 BLOCK_SIZE = 16
 MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","root":"bench","max_model_len":131072}]}'
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
                 asyncio.get_running_loop().call_later(CHUNK_S, self.pour, CHUNKS, last)
             else:
                 self.transport.write(answer(prompt, completion, cached))
-        elif b" /kv_event_sources " in head[:40] and len(sys.argv) > 2:
+        elif b" /kv_event_sources " in head[:40] and len(sys.argv) > 2 and sys.argv[2]:
             self.transport.write(whole(b"application/json", SOURCES % sys.argv[2].encode()))
         elif b" /metrics " in head[:40]:
             self.transport.write(whole(b"text/plain; version=0.0.4", METRICS))

@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that `kvroute size` and `--h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -163,7 +164,17 @@ def _run(service: Coroutine[Any, Any, None]) -> None:
     """Run a service to its end, on the fast event loop."""
     import uvloop
 
+    _allow_open_files()
     uvloop.run(service)
+
+
+def _allow_open_files() -> None:
+    """Allow as many open files as this user may have: a request needs two, and shells begin with 1,024 for all."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system with a lower bound of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _overrides(urls: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:

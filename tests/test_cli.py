@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from kvroute.cli import main
 from tests.admin import fetch
-from tests.processes import Router, descendants
+from tests.processes import KVROUTE, Program, Router, descendants
 
 
 def run(*arguments):
@@ -79,3 +80,13 @@ def test_a_single_process_survives_a_hang_up(tmp_path):
         assert "routing.policy" in router.said("the new settings are not used: (.*)")[1]
         assert descendants(router.pid) == set()
         assert router.stop() == 0
+
+
+def test_as_many_files_as_allowed(tmp_path):
+    """Whatever the shell began with, a service may open as many files as its user may have."""
+    shell = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"]
+    with Program([*shell, *KVROUTE, "replica", "--port", "0"], tmp_path / "replica.log") as replica:
+        replica.said("http://")
+        limits = Path(f"/proc/{replica.pid}/limits").read_text()
+    (line,) = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
+    assert line[3] == line[4] != "256"

@@ -87,6 +87,7 @@ class Service:
         self.policies: Policies | None = None  # likewise
         self._stack = AsyncExitStack()
         self._public: Listener | None = None
+        self._upstream: Upstream | None = None
         self._doors = doors
 
     async def start(self) -> None:
@@ -121,7 +122,7 @@ class Service:
         store = await self._open_store()
         feeds = self.feeds = self._make_feeds(store, catalogue)
         sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
-        upstream = Upstream(self._upstream_settings(), self._key_of())
+        upstream = self._upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
         router = self._router()
         placing = Placing(
@@ -170,6 +171,11 @@ class Service:
         more = [*explain.routes(), *holds.routes(), *self.policies.routes()]
         await self._listen_admin(store, feeds, sharing, router, more)
         await self._listen(handler)
+
+    def _connections(self) -> dict[str, int]:
+        """Count open sockets by who is at their other end."""
+        sides = {"clients": self._public, "replicas": self._upstream}
+        return {name: 0 if side is None else side.open_connections for name, side in sides.items()}
 
     async def _open_store(self) -> Store:
         settings = self.config.store
@@ -329,6 +335,7 @@ class Service:
                 feeds=feeds.stats,
                 readers=feeds.readers,
                 store=store.stats,
+                connections=self._connections,
                 knowledge=feeds.knowledge,
                 standing=lambda: None if router.admission is None else router.admission.standing(),
                 shadows=lambda: () if router.shadows is None else router.shadows.tallies,

@@ -94,6 +94,7 @@ class Telemetry(Collector):
         feeds: FeedStats,
         readers: Mapping[str, PromptReader],
         store: Callable[[], Mapping[str, int]],
+        connections: Callable[[], Mapping[str, int]] = lambda: {},
         knowledge: Callable[[], list[dict[str, Any]]] = lambda: [],
         standing: Callable[[], Standing | None] = lambda: None,
         shadows: Callable[[], tuple[Tally, ...]] = lambda: (),
@@ -103,6 +104,7 @@ class Telemetry(Collector):
         self._feeds = feeds
         self._readers = readers
         self._store = store
+        self._connections = connections
         self._knowledge = knowledge
         self._standing = standing
         self._shadows = shadows
@@ -110,6 +112,10 @@ class Telemetry(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield every metric."""
         yield from self._of_handler()
+        connections = GaugeMetricFamily("kvroute_connections", "Open connections, idle ones included", labels=["side"])
+        for side, count in self._connections().items():
+            connections.add_metric([side], count)
+        yield connections
         yield from self._of_replicas()
         yield from self._of_readers()
         yield from _counters("feeds", self._feeds, "Watching replicas")

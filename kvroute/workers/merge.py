@@ -15,6 +15,7 @@ from prometheus_client.samples import Sample
 
 # Gauges that are each worker's own share. Any other says the same in every worker, but for the moment of a change.
 GAUGES: dict[str, Callable[[list[float]], float]] = {
+    "kvroute_connections": sum,
     "kvroute_requests_active": sum,
     "kvroute_requests_held": sum,
     "kvroute_holds_now": sum,

@@ -15,6 +15,8 @@ async def test_metrics_of_some_requests():
         values = {(sample.name, *sorted(sample.labels.values())): sample.value for sample in samples}
         assert values["kvroute_requests_total", "200", "done"] == 3
         assert values["kvroute_lookups_total",] == 3
+        assert values["kvroute_connections", "clients"] == 1
+        assert 1 <= values["kvroute_connections", "replicas"] <= 2
         assert values["kvroute_index_local_answers_total",] == 0
         assert values["kvroute_request_seconds_count",] == 3
         assert {values["kvroute_replica_healthy", url] for url in pool.urls} == {1}
