@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from kvroute.cli_types import FRACTION, RATE, SECONDS, Finite
 from kvroute.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kvroute.routing.admission import AdmissionSettings
     from kvroute.sim.report import Report
     from kvroute.sim.simulation_settings import EngineSettings, RouterSettings
     from kvroute.sim.workload import Workload
@@ -31,6 +33,7 @@ SHOWN = {  # options whose value the result shows in its own way; of the others 
     "seeds", "seed", "jitter", "as_json", "html", "png", "help",
 }  # fmt: skip
 REPLICAS_MAX = 4096
+PHASES_MAX = 24
 BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 
 
@@ -60,6 +63,7 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--private", is_flag=True, help="Routers share neither promises nor what they sent.")
 @click.option("--knowledge", type=click.Choice(["exact", "sent", "original"]), default="exact", show_default=True)
 @click.option("--hold", type=SECONDS, default=300.0, show_default=True, help="Longest that kvroute holds; 0 = never.")
+@click.option("--holds", type=click.IntRange(0), help="Most requests held at once; 0 = no bound.  [default: 1000]")
 @click.option("--ttft-weight", type=FRACTION, help="As routing.ttft_weight.")
 @click.option("--tells-output", is_flag=True, help="Clients state their answers' lengths as max_tokens.")
 @click.option("--event-lag", type=SECONDS, default=0.0, help="Seconds until cache events arrive.")
@@ -70,6 +74,7 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--metrics-lag", type=SECONDS, default=0.0, help="Seconds by which metrics are old.")
 @click.option("--event", "happenings", multiple=True, metavar="S:join|leave|crash:N", help="What befalls replica N.")
 @click.option("--warmup", type=SECONDS, default=0.0, help="Seconds whose requests are not counted.")
+@click.option("--phases", metavar="S,S,...", help="Times at which a phase ends; conversations count where they began.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
@@ -111,6 +116,7 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
     engine, rates = _engine(flags)
     happenings = tuple(happening_of(text) for text in flags["happenings"])
     check_happenings(happenings, flags["replicas"], REPLICAS_MAX)
+    phases_s = _phases(flags["phases"])
     with ExitStack() as stack:
         make, total, facts, notes = _workload(trace, flags, stack)
         rows, failures = [], {}
@@ -127,6 +133,7 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
                         seed=seed,
                         happenings=happenings,
                         warmup_s=flags["warmup"],
+                        phases_s=phases_s,
                         on_progress=on_progress,
                     )
                     runs.append(run.run())
@@ -210,7 +217,6 @@ def _cache_tokens(engine: str, flags: dict[str, Any], known: Any) -> int:
 
 
 def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
-    from kvroute.routing.admission import AdmissionSettings
     from kvroute.sim.simulation_settings import RouterSettings
 
     weight = {} if flags["ttft_weight"] is None else {"ttft_weight": flags["ttft_weight"]}
@@ -220,7 +226,7 @@ def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
         is_shared=not flags["private"],
         knowledge=flags["knowledge"],
         rates=rates,
-        admission=AdmissionSettings(hold_s=flags["hold"]) if flags["hold"] else None,
+        admission=_admission(flags) if flags["hold"] else None,
         event_lag_s=flags["event_lag"],
         event_loss=flags["event_loss"],
         ledger_lag_s=flags["ledger_lag"],
@@ -230,6 +236,24 @@ def _routers(policy: str, rates: Any, flags: dict[str, Any]) -> RouterSettings:
         tells_output=flags["tells_output"],
         **weight,
     )
+
+
+def _admission(flags: dict[str, Any]) -> AdmissionSettings:
+    from kvroute.routing.admission import AdmissionSettings
+
+    if flags["holds"] is None:
+        return AdmissionSettings(hold_s=flags["hold"])
+    return AdmissionSettings(hold_s=flags["hold"], holds_max=flags["holds"] or sys.maxsize, hold_bytes_max=sys.maxsize)
+
+
+def _phases(text: str | None) -> tuple[float, ...]:
+    try:
+        ends_s = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        ends_s = (0.0,)
+    if len(ends_s) > PHASES_MAX or not all(a < b < 1e9 for a, b in pairwise((0.0, *ends_s))):
+        raise ConfigError(f"--phases: {text!r} is not SECONDS,SECONDS,... that grow, at most {PHASES_MAX}")
+    return ends_s
 
 
 def _workload(

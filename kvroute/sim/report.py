@@ -10,7 +10,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from kvroute.sim.simulation_figures import Outcomes
+from kvroute.sim.simulation_figures import Outcomes, Phase
 
 Value = Callable[[Outcomes], float]
 
@@ -132,6 +132,25 @@ def number(value: float, unit: str) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
+PHASE_METRICS: dict[str, Callable[[Phase], float]] = {
+    "begin_s": lambda phase: phase.begin_s,
+    "completed": lambda phase: phase.completed,
+    "failed": lambda phase: phase.failed,
+    "hit_share": lambda phase: phase.hit_tokens / max(phase.prompt_tokens, 1),
+    "output_tokens_s": lambda phase: phase.output_tokens / max(phase.last_s - phase.begin_s, 1e-9),
+    "ttft_mean_s": lambda phase: phase.ttft.mean,
+    "ttft_p90_s": lambda phase: phase.ttft.p90,
+    "end_to_end_mean_s": lambda phase: phase.end_to_end.mean,
+    "held_share": lambda phase: phase.held.count / max(phase.completed, 1),
+}
+
+
+def phases_of(runs: Sequence[Outcomes]) -> list[dict[str, float]]:
+    """Return the figures of every phase, as means over seeds."""
+    by_phase = zip(*(run.phases for run in runs), strict=True)
+    return [{key: fmean(map(value, phases)) for key, value in PHASE_METRICS.items()} for phases in by_phase]
+
+
 def plain(report: Report) -> dict[str, object]:
     """Return a report as plain values, for JSON."""
     return {
@@ -142,6 +161,7 @@ def plain(report: Report) -> dict[str, object]:
             row.policy: {
                 "summary": {key: {"mean": f.mean, "min": f.least, "max": f.most} for key, f in row.figures.items()},
                 "runs": [{"seed": run.seed, **{one.key: one.value(run) for one in METRICS}} for run in row.runs],
+                **({"phases": phases_of(row.runs)} if row.runs[0].phases else {}),
             }
             for row in report.rows
         },

@@ -24,7 +24,7 @@ from kvroute.sim.engine import seconds
 from kvroute.sim.replica import RequestId, SimRequest
 from kvroute.sim.simulation_clock import Clock, fs_of
 from kvroute.sim.simulation_engines import Progress
-from kvroute.sim.simulation_figures import Figures, Outcomes
+from kvroute.sim.simulation_figures import Figures, Outcomes, PhaseFigures
 from kvroute.sim.simulation_knowledge import ExactView, History, Knowledge, SentView
 from kvroute.sim.simulation_pool import Pool
 from kvroute.sim.simulation_routers import Front, exchange, id_of, number_of
@@ -91,6 +91,7 @@ class Simulation:
         seed: int = 0,
         happenings: tuple[Happening, ...] = (),
         warmup_s: float = 0.0,
+        phases_s: tuple[float, ...] = (),
         skips: bool = True,
         history_blocks: int = HISTORY_BLOCKS,
         on_progress: Callable[[int, float], None] | None = None,
@@ -105,6 +106,7 @@ class Simulation:
             seed: of everything that is left to chance here.
             happenings: what befalls replicas.
             warmup_s: requests that arrive before are not counted.
+            phases_s: when phases end that are counted apart; a conversation belongs to the one in which it began.
             skips: whether runs of decode steps are played as one; the result is the same.
             history_blocks: that are remembered, the most recently used ones, to tell what could have been hit.
             on_progress: called now and then with the requests that have ended, and the simulated time.
@@ -116,7 +118,7 @@ class Simulation:
         self._rng = Random(seed)
         self._warmup_fs = fs_of(warmup_s)
         self._on_progress = on_progress
-        self._figures = Figures()
+        self._figures = Figures(phases_s)
         self._clock = Clock()
         self._asked = self._ended = 0
         self._is_open = True  # scripts are still to come
@@ -220,6 +222,8 @@ class Simulation:
         if self._on_progress is not None and not self._ended % PROGRESS_EVERY:
             self._on_progress(self._ended, self._clock.now_s)
         figures.failed += failed and flight.counts
+        if failed and flight.counts and (phase := self._phase(flight)) is not None:
+            phase.failed += 1
         if flight.counts:
             figures.first_failure = figures.first_failure or why
         turn = None if failed else next(conversation.script.turns, None)
@@ -267,7 +271,14 @@ class Simulation:
         self._held.pop(flight.hold, None)
         flight.hold = None
         if flight.counts:
-            self._figures.held.add(seconds(self._clock.now_fs - flight.arrived_fs))
+            held_s = seconds(self._clock.now_fs - flight.arrived_fs)
+            self._figures.held.add(held_s)
+            if (phase := self._phase(flight)) is not None:
+                phase.held.add(held_s)
+
+    def _phase(self, flight: Flight) -> PhaseFigures | None:
+        """Return where a request is counted besides; None where there are no phases."""
+        return self._figures.phase(seconds(flight.conversation.began_fs))
 
     def _look_again(self, what: tuple[Flight, Hold]) -> None:
         """Ask about a held request whose time has come."""
@@ -413,6 +424,10 @@ class Simulation:
             figures.ttft.add(seconds(flight.began_fs - flight.arrived_fs))
             figures.prompt_tokens += flight.turn.prompt_tokens
             figures.hit_tokens += flight.hit_tokens
+            if (phase := self._phase(flight)) is not None:
+                phase.ttft.add(seconds(flight.began_fs - flight.arrived_fs))
+                phase.prompt_tokens += flight.turn.prompt_tokens
+                phase.hit_tokens += flight.hit_tokens
 
     def _finished(self, flight: Flight) -> None:
         lease, flight.lease = flight.lease, None
@@ -427,6 +442,10 @@ class Simulation:
             figures.output_tokens += flight.output_tokens
             figures.end_to_end.add(seconds(now_fs - flight.arrived_fs))
             figures.throughput.add(now_s, flight.output_tokens)
+            if (phase := self._phase(flight)) is not None:
+                phase.end_to_end.add(seconds(now_fs - flight.arrived_fs))
+                phase.output_tokens += flight.output_tokens
+                phase.last_s = now_s
             if flight.output_tokens > 1:
                 figures.token_time.add(seconds(now_fs - flight.began_fs) / (flight.output_tokens - 1))
         self._end(flight)

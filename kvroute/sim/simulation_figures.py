@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from math import floor, log
 
 from msgspec import Struct
@@ -114,6 +115,45 @@ class Series:
             setattr(self, name, [a + b for a, b in zip(odd[::2], odd[1::2], strict=True)])
 
 
+class Phase(Struct, frozen=True, kw_only=True):
+    """What conversations came to that began in one part of a run."""
+
+    begin_s: float
+    completed: int  # requests, of whatever turn
+    failed: int
+    prompt_tokens: int
+    hit_tokens: int
+    output_tokens: int
+    last_s: float  # when the last answer ended
+    ttft: Spread
+    end_to_end: Spread
+    held: Spread
+
+
+class PhaseFigures:
+    """The mutable side of `Phase`."""
+
+    def __init__(self, begin_s: float) -> None:
+        self.begin_s = self.last_s = begin_s
+        self.failed = self.prompt_tokens = self.hit_tokens = self.output_tokens = 0
+        self.ttft, self.end_to_end, self.held = Histogram(), Histogram(), Histogram()
+
+    def outcome(self) -> Phase:
+        """Sum up."""
+        return Phase(
+            begin_s=self.begin_s,
+            completed=self.end_to_end.count,
+            failed=self.failed,
+            prompt_tokens=self.prompt_tokens,
+            hit_tokens=self.hit_tokens,
+            output_tokens=self.output_tokens,
+            last_s=self.last_s,
+            ttft=self.ttft.spread(),
+            end_to_end=self.end_to_end.spread(),
+            held=self.held.spread(),
+        )
+
+
 class Outcomes(Struct, frozen=True, kw_only=True):
     """One run, summed up. Tokens, seconds, or counts."""
 
@@ -141,6 +181,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     end_to_end: Spread
     held: Spread  # of requests that were held
     conversation: Spread  # from a conversation's first request to its last answer; of one request where loops are open
+    phases: tuple[Phase, ...] = ()
     ttft_curve: tuple[tuple[float, float], ...] = ()  # (seconds, share of requests)
     throughput: tuple[tuple[float, float], ...] = ()  # (time, output tokens a second)
     waiting: tuple[tuple[float, float], ...] = ()  # (time, requests in engines' queues and held)
@@ -170,7 +211,9 @@ class Outcomes(Struct, frozen=True, kw_only=True):
 class Figures:
     """The mutable side of `Outcomes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, phases_s: tuple[float, ...] = ()) -> None:
+        self._ends_s = phases_s
+        self._phases = [PhaseFigures(begin_s) for begin_s in (0.0, *phases_s)] if phases_s else []
         self.requests = self.completed = self.failed = self.retried = self.cut = self.scripts = self.lost = 0
         self.prompt_tokens = self.hit_tokens = self.reachable_tokens = self.refault_tokens = self.output_tokens = 0
         self.first_failure = ""
@@ -179,6 +222,10 @@ class Figures:
         self.ttft, self.token_time, self.end_to_end = Histogram(), Histogram(), Histogram()
         self.held, self.conversation = Histogram(), Histogram()
         self.throughput, self.waiting, self.cache_used = Series(), Series(), Series()
+
+    def phase(self, began_s: float) -> PhaseFigures | None:
+        """Return the phase that a time belongs to, None where there are none."""
+        return self._phases[bisect_right(self._ends_s, began_s)] if self._phases else None
 
     def outcomes(
         self, policy: str, seed: int, computed_tokens: list[int], preemptions: int, recomputed_tokens: int
@@ -210,6 +257,7 @@ class Figures:
             end_to_end=self.end_to_end.spread(),
             held=self.held.spread(),
             conversation=self.conversation.spread(),
+            phases=tuple(phase.outcome() for phase in self._phases),
             ttft_curve=self.ttft.curve(),
             throughput=self.throughput.rates(),
             waiting=self.waiting.means(),

@@ -10,6 +10,7 @@ returns scripts in the order of their starts, made as they are needed.
   rag            the top documents of a Zipf distribution, in an order that differs from request to request
   agent          tool loops: a long tool list for each kind of agent, a repository, a context that is compacted
   peak           chat, and 5 % of documents of 64,000 tokens that arrive together in a few bursts
+  day            agents whose runs begin ever more often until noon, and ever less often after it
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import accumulate
-from math import exp, log, sqrt
+from math import exp, log, pi, sin, sqrt
 from random import Random
 from typing import Annotated, Any
 
@@ -112,6 +113,15 @@ class Peak(Struct, frozen=True, kw_only=True):
     width: float = 2.0  # seconds in which a burst arrives
     asked: Listed = 2  # requests about each document
     output: Tokens = 300
+
+
+class Day(Struct, frozen=True, kw_only=True):
+    """Agents under a load that rises and falls."""
+
+    agent: Agent = Agent()  # its `rate` and `sessions` have no say
+    low: Rate = 0.05  # runs a second at dawn and at dusk
+    high: Rate = 0.5  # at noon
+    span: Annotated[float, Meta(ge=1, le=1e6)] = 1800.0  # seconds from dawn to dusk
 
 
 class Zipf:
@@ -229,9 +239,13 @@ def rag(figures: Rag, block_size: int, rng: Random) -> Workload:
 
 def agent(figures: Agent, block_size: int, rng: Random) -> Workload:
     """Runs of agents."""
+    return _agents(figures, block_size, rng, poisson(rng, figures.rate, figures.sessions))
+
+
+def _agents(figures: Agent, block_size: int, rng: Random, starts_s: Iterator[float]) -> Workload:
     kinds, repositories = Zipf(figures.kinds, 1.0), Zipf(figures.repositories, 1.0)
     tools = [lognormal(rng, figures.tools, 0.3) for _ in range(figures.kinds)]
-    for number, start_s in enumerate(poisson(rng, figures.rate, figures.sessions)):
+    for number, start_s in enumerate(starts_s):
         kind, repository = kinds.draw(rng), repositories.draw(rng)
         head = Story(block_size).tell(f"tools {kind}", tools[kind]).tell(f"repository {repository}", figures.repository)
         head.tell(f"run {number} task", lognormal(rng, figures.task, 1.0))
@@ -271,12 +285,27 @@ def peak(figures: Peak, block_size: int, rng: Random) -> Workload:
     return merge(chats, documents(), key=lambda script: script.start_s)
 
 
+def day(figures: Day, block_size: int, rng: Random) -> Workload:
+    """Runs of agents that begin between dawn and dusk."""
+    return _agents(figures.agent, block_size, rng, daylong(Random(rng.getrandbits(64)), figures))
+
+
+def daylong(rng: Random, figures: Day) -> Iterator[float]:
+    """Yield the times of a Poisson process whose rate goes from `low` to `high` and back as a sine's square does."""
+    most, at_s = max(figures.low, figures.high), 0.0
+    while (at_s := at_s + rng.expovariate(most)) < figures.span:
+        rate = figures.low + (figures.high - figures.low) * sin(pi * at_s / figures.span) ** 2
+        if rng.random() * most < rate:
+            yield at_s
+
+
 PROFILES: dict[str, tuple[type[Struct], Callable[[Any, int, Random], Workload]]] = {
     "shared-prefix": (SharedPrefix, shared_prefix),
     "chat": (Chat, chat),
     "rag": (Rag, rag),
     "agent": (Agent, agent),
     "peak": (Peak, peak),
+    "day": (Day, day),
 }
 
 
