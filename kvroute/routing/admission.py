@@ -29,8 +29,8 @@ from msgspec import Struct
 
 from kvroute.errors import Overloaded
 from kvroute.routing.conversations import Conversation, Conversations
-from kvroute.routing.cost import Work, compute_tokens, kv_tokens
-from kvroute.routing.demand import Demand, Usage
+from kvroute.routing.cost import Work, compute_tokens
+from kvroute.routing.demand import Demand, Prefix, Usage
 from kvroute.routing.gate import Gate
 from kvroute.routing.habits import Forecast, HabitBook, Habits
 from kvroute.routing.hold import Hold
@@ -69,7 +69,9 @@ class Waits(Struct, frozen=True):
 
     at_gate: bool  # there is a place for its conversation, and no room to run yet; else it waits in line for a place
     reason: str
-    gate: tuple[Member, Work] | None = None  # where it is cheapest, and what it asks there; None = not at one
+    gate: tuple[Member, Work, Prefix | None] | None = (
+        None  # where it is cheapest, and what it asks there; None = not at one
+    )
 
 
 class Chances(Struct, frozen=True):
@@ -173,10 +175,11 @@ class Admission:
             has_place = member.replica.id == home or (not is_suspended and is_cached(chances.work(member)))
             if not has_place and not ((is_next or home) and self._has_seat(member, turn)):
                 continue
-            if self._gate.is_open(member, chances.work(member), self._now_s):
+            asked = (member, chances.work(member), conversation.common)
+            if self._gate.is_open(*asked, self._now_s):
                 return member
             # To wait is in its price: elsewhere would take longer.
-            return Waits(True, "no room where it is cheapest", (member, chances.work(member)))
+            return Waits(True, "no room where it is cheapest", asked)
         return Waits(False, "the pool is full of live conversations" if is_next else "others wait")
 
     def _forecast(self, turn: Turn) -> Forecast:
@@ -351,11 +354,11 @@ class Admission:
             has_seat=(seat is not None and seat.replica == id)
             or (not conversation.is_suspended and is_cached(work))
             or self._has_seat(member, turn),
-            is_open=self._gate.is_open(member, work, self._now_s),
+            is_open=self._gate.is_open(member, work, conversation.common, self._now_s),
             peak_tokens=round(self._set.peak_tokens(id, conversation, forecast)),
             peak_limit_tokens=round(self.pressure.fill * capacity),
             promised_tokens=member.view.kv_tokens,
-            needed_tokens=round(kv_tokens(member.view, work)),
+            needed_tokens=round(member.asks(work, conversation.common)[0]),
             promised_limit_tokens=round(self._gate.of(member, self._now_s).fill * capacity),
         )
 

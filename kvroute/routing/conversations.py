@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvroute.kv.chain import blocks_in, hashes_of
-from kvroute.routing.demand import Demand
+from kvroute.routing.demand import Demand, Prefix
 
 STRIDE = 8
 CONVERSATIONS_MAX = 65_536
@@ -58,6 +58,11 @@ class Conversation:
     def own_tokens(self) -> int:
         """Tokens that nobody else needs."""
         return self.tokens - self.shared_tokens
+
+    @property
+    def common(self) -> Prefix | None:
+        """What its prompts share with others', None where that is nothing."""
+        return None if self.prefix == ROOT else Prefix(self.prefix, self.shared_tokens)
 
     def grow(self, prompt_tokens: int) -> None:
         """Move on to a longer prompt."""

@@ -25,6 +25,13 @@ class Demand(Struct, frozen=True, kw_only=True):
     block_size: int = 16  # tokens of the chain's blocks
 
 
+class Prefix(Struct, frozen=True):
+    """The beginning of a prompt that other requests have as well: a replica that runs several of them holds it once."""
+
+    hash: int  # of its last block
+    tokens: int
+
+
 class Promise(Struct, frozen=True):
     """What a replica was promised and has not finished: the ledger's row. Absolute figures, never deltas."""
 

@@ -14,8 +14,8 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from kvroute.errors import ConfigError
-from kvroute.routing.cost import Work, kv_tokens
-from kvroute.routing.demand import Demand, Promise
+from kvroute.routing.cost import Work
+from kvroute.routing.demand import Demand, Prefix, Promise
 from kvroute.routing.lease import Lease, Placement
 from kvroute.routing.member import FAILURES_MAX, NOTHING, Booking, Member
 from kvroute.routing.outputs import OutputEstimates
@@ -139,10 +139,14 @@ class Fleet:
         """Return whether there are replicas and all of them have said what they serve."""
         return bool(self._members) and all(member.replica.cards for member in self._members.values())
 
-    def book(self, member: Member, demand: Demand, work: Work, placement: Placement, now: float) -> Lease:
-        """Book a place. The lease that comes back owes it."""
+    def book(
+        self, member: Member, demand: Demand, work: Work, placement: Placement, now: float, prefix: Prefix | None = None
+    ) -> Lease:
+        """Book a place. The lease that comes back owes it. `prefix` is what the request shares with others."""
         view, output_tokens = member.view, int(work.sequences * work.output_tokens)
-        booking = Booking(work.sequences, work.miss_tokens, int(kv_tokens(view, work)), work.hit_tokens, output_tokens)
+        added, prefix = member.asks(work, prefix)
+        own = added if prefix is None or prefix.hash in member.prefixes else added - prefix.tokens
+        booking = Booking(work.sequences, work.miss_tokens, int(own), work.hit_tokens, output_tokens, prefix)
         member.book(booking)
         member.use_adapter(demand.model)
         self._placed += 1
@@ -151,7 +155,7 @@ class Fleet:
         is_tight = capacity is not None and member.view.kv_tokens > RESERVE_ABOVE * capacity
         lease = Lease(
             member, demand, work, placement, booking=booking, now=now,
-            reserve_tokens=booking.kv_tokens if is_tight else 0, ahead_tokens=view.pending_prefill_tokens,
+            reserve_tokens=int(added) if is_tight else 0, ahead_tokens=view.pending_prefill_tokens,
             outputs=self.outputs,
         )  # fmt: skip
         if not demand.streamed:

@@ -8,7 +8,8 @@ and recovers while it reports none. An empty replica is open to anything that ca
 
 from __future__ import annotations
 
-from kvroute.routing.cost import Work, kv_tokens
+from kvroute.routing.cost import Work
+from kvroute.routing.demand import Prefix
 from kvroute.routing.member import Member
 from kvroute.routing.replica import ReplicaId
 
@@ -60,7 +61,7 @@ class Gate:
         known.observe(member.load.preemptions, now_s)
         return known
 
-    def is_open(self, member: Member, work: Work, now_s: float) -> bool:
+    def is_open(self, member: Member, work: Work, prefix: Prefix | None, now_s: float) -> bool:
         """Return whether a request may go there now."""
         view = member.view
         if not view.sequences:
@@ -70,4 +71,4 @@ class Gate:
         if not view.capacity_tokens:
             return True
         limit = self.of(member, now_s).fill * view.capacity_tokens
-        return view.kv_tokens + kv_tokens(view, work) <= limit
+        return view.kv_tokens + member.asks(work, prefix)[0] <= limit

@@ -13,8 +13,8 @@ from math import inf
 
 from msgspec import Struct
 
-from kvroute.routing.cost import View
-from kvroute.routing.demand import Promise
+from kvroute.routing.cost import View, Work, kv_tokens
+from kvroute.routing.demand import Prefix, Promise
 from kvroute.routing.pinned import PinnedShare
 from kvroute.routing.rates import ModelRates, Rates, Speed
 from kvroute.routing.replica import Load, Replica
@@ -31,9 +31,10 @@ class Booking(Struct, frozen=True):
 
     sequences: int
     prefill_tokens: int
-    kv_tokens: int
+    kv_tokens: int  # without the prefix
     hit_tokens: int
     output_tokens: int  # expected, of all sequences
+    prefix: Prefix | None = None  # that it holds together with others, if it was booked so
 
 
 class Member:
@@ -43,7 +44,7 @@ class Member:
         "_before", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
         "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "is_draining", "is_healthy",
         "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_tokens",
-        "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
+        "prefixes", "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -58,6 +59,7 @@ class Member:
         self.running = 0  # sequences that have begun
         self.prefill_tokens = 0
         self.kv_tokens = 0
+        self.prefixes: dict[int, list[int]] = {}  # tokens of each that is held in common, and requests that hold it
         self.others = NOTHING  # the other routers' sum
         self.speed = Speed()
         self.pinned = PinnedShare()
@@ -138,12 +140,40 @@ class Member:
             filled_tokens=min(max(computed, 0), replica.capacity_tokens or 0),
         )
 
+    def asks(self, work: Work, prefix: Prefix | None) -> tuple[float, Prefix | None]:
+        """Return the tokens that a request adds to what is promised, and the prefix if it is counted apart.
+
+        A prefix that is known to be shared counts once, and all behind it in full; where nothing is known to be, hits
+        count by the share that the engine's gauge shows.
+        """
+        if prefix is None or work.hit_tokens - work.copy_tokens < prefix.tokens:
+            return kv_tokens(self.view, work), None
+        own = work.hit_tokens - work.copy_tokens + work.new_tokens - prefix.tokens
+        return own + (0 if prefix.hash in self.prefixes else prefix.tokens), prefix
+
+    def _hold(self, prefix: Prefix) -> None:
+        known = self.prefixes.get(prefix.hash)
+        if known is None:
+            self.prefixes[prefix.hash] = [prefix.tokens, 1]
+            self.kv_tokens += prefix.tokens
+        else:
+            known[1] += 1
+
+    def _let_go(self, prefix: Prefix) -> None:
+        known = self.prefixes[prefix.hash]
+        known[1] -= 1
+        if not known[1]:
+            del self.prefixes[prefix.hash]
+            self.kv_tokens -= known[0]
+
     def book(self, booking: Booking) -> None:
         """Promise a request."""
         self.requests += 1
         self.sequences += booking.sequences
         self.prefill_tokens += booking.prefill_tokens
         self.kv_tokens += booking.kv_tokens
+        if booking.prefix is not None:
+            self._hold(booking.prefix)
         self._changed()
         self._raise_peak()
 
@@ -157,6 +187,8 @@ class Member:
         self.requests -= 1
         self.sequences -= booking.sequences
         self.kv_tokens -= booking.kv_tokens
+        if booking.prefix is not None:
+            self._let_go(booking.prefix)
         if has_begun:
             self._run(booking, -1)
         else:

@@ -199,7 +199,7 @@ class Router:
         placement = offers.placement(found, self.policy)
         if self.shadows is not None:
             self.shadows.observe(members, Case(demand, hits, now, self._shadow_rng), placement, offers.there)
-        lease = self.fleet.book(found, demand, offers.work(found), placement, now)
+        lease = self.fleet.book(found, demand, offers.work(found), placement, now, turn.conversation.common)
         lease.turn = turn
         admission.seat(turn, found, placement.hit_tokens, hold)
         admission.plan(demand.model, found)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from kvroute.routing.cost import Work
+from kvroute.routing.demand import Prefix
 from kvroute.routing.hold import Hold
 from kvroute.routing.member import Member
 from kvroute.routing.replica import ReplicaId
@@ -33,7 +34,7 @@ class Ticket:
         self.size_bytes = size_bytes
         self.hits: Mapping[ReplicaId, int] = {}  # what the index knew when it was last asked
         self.at_gate = False  # it waits for room where it is cheapest; else in line
-        self.gate: tuple[Member, Work] | None = None  # what it waits for there
+        self.gate: tuple[Member, Work, Prefix | None] | None = None  # what it waits for there
         self.looked_s = hold.since_s  # when it was last asked about
         self.is_woken = False  # it was named as released and has not come back yet
 

@@ -25,24 +25,24 @@ def member(requests: int = 1, kv_tokens: int = 0, **fields: int | None) -> Membe
 
 def test_a_request_needs_room_for_prompt_and_answer():
     """Of 9,500 tokens 8,250 may be promised already, and not one more."""
-    assert Gate().is_open(member(1, 8_250), WORK, 0.0)
-    assert not Gate().is_open(member(1, 8_251), WORK, 0.0)
+    assert Gate().is_open(member(1, 8_250), WORK, None, 0.0)
+    assert not Gate().is_open(member(1, 8_251), WORK, None, 0.0)
 
 
 def test_an_idle_replica_takes_what_fits_nowhere_better():
     """A prompt of nearly the whole cache waits for nothing where nothing runs."""
-    assert Gate().is_open(member(0, 0), work_of(0, 9_900, 50.0), 0.0)
+    assert Gate().is_open(member(0, 0), work_of(0, 9_900, 50.0), None, 0.0)
 
 
 def test_a_full_batch_is_no_place_either():
     """With all four slots taken a request would wait in the engine, where it is bound already."""
-    assert Gate().is_open(member(3), WORK, 0.0)
-    assert not Gate().is_open(member(4), WORK, 0.0)
+    assert Gate().is_open(member(3), WORK, None, 0.0)
+    assert not Gate().is_open(member(4), WORK, None, 0.0)
 
 
 def test_a_replica_that_has_not_told_its_capacity_is_open():
     """Nothing is held because of what is not known."""
-    assert Gate().is_open(member(3, 10**9, capacity_tokens=None), WORK, 0.0)
+    assert Gate().is_open(member(3, 10**9, capacity_tokens=None), WORK, None, 0.0)
 
 
 def test_preemptions_leave_more_room_and_quiet_takes_it_back():
@@ -71,6 +71,6 @@ def test_an_engine_that_restarts_has_preempted_nothing():
 def test_the_gate_reads_the_engines_reports():
     """Preemptions that metrics show close the gate for a promise that fitted before."""
     here, known = member(1, 8_250), Gate()
-    assert known.is_open(here, WORK, 0.0)
+    assert known.is_open(here, WORK, None, 0.0)
     here.report(Load(preemptions=3, running=1), 1.0)
-    assert not known.is_open(here, WORK, 1.0)
+    assert not known.is_open(here, WORK, None, 1.0)
