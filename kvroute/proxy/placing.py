@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Set
+from itertools import takewhile
 from typing import Protocol
 
 from msgspec import Struct
@@ -153,7 +154,7 @@ class Placing:
         """Place what may go, and end what has waited for too long."""
         self._is_looking = False
         now_s = self._clock()
-        for held in [held for held in self._held.values() if held.hold.until_s <= now_s]:
+        for held in list(takewhile(lambda held: held.hold.until_s <= now_s, self._held.values())):  # oldest first
             self._try(held, now_s)
         for hold in self._router.released(now_s):
             if (waiting := self._held.get(hold.number)) is not None:
@@ -200,8 +201,8 @@ class Placing:
     async def _is_confirmed(self, lease: Lease) -> bool:
         confirmed = False
         try:
-            limit = lease.replica.capacity_tokens or lease.reserve_tokens
-            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, limit)
+            limit_tokens = lease.reserve_limit_tokens
+            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, limit_tokens)
         finally:
             if not confirmed:
                 lease.refuse(self._clock())

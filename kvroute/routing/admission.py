@@ -35,7 +35,7 @@ from kvroute.routing.gate import Gate
 from kvroute.routing.habits import Forecast, HabitBook, Habits
 from kvroute.routing.hold import Hold
 from kvroute.routing.member import Member
-from kvroute.routing.memory_plan import Turns, best_plan
+from kvroute.routing.memory_plan import Turns, best_plan, population
 from kvroute.routing.pressure import Pressure
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.standing import Foresight, Room, Standing, held_of, learnt_of, live_of
@@ -44,13 +44,12 @@ from kvroute.routing.waiting import Served, Ticket, Waiting, rank
 from kvroute.routing.working_set import WorkingSet
 
 PLAN_EVERY_S = 2.0
-OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
-OVER_MIN_S = 4.0
 TURNS_MIN = 16  # further turns seen, from which they are planned with
 GAP_GAIN = 0.1
 HELD_SHARE = 0.8  # of a prompt, from which a replica that holds it needs no room for it
 CALM_SHARE = 0.3  # of a cache, up to which promises leave so much room that only losses are a reason to hold
 LOST_NONE = 0.01  # of what came back: so little that nothing is lost to speak of
+ASKED_MAX = 16  # of those at one gate, the oldest are asked; the others after them
 LOOK_S = 1.0  # after which a request at a gate is asked about again although that gate has not opened
 IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
 BYTES_PER_TOKEN = 4  # of a request whose size was not said
@@ -127,13 +126,17 @@ class Admission:
             if due_s > self._now_s:
                 break
             del self._silent[number]
-            self._habits.of(conversation.model).learn_end(conversation.turns)
+            habits = self._habits.of(conversation.model)
+            habits.learn_end(conversation.turns)
+            habits.silent -= 1
 
     def begin(self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float) -> Turn:
         """Recognise the conversation that a request belongs to."""
         reachable = max(hits.values(), default=0)
         conversation = self._conversations.recognise(demand, reachable, self._now_s)
-        self._silent.pop(conversation.number, None)
+        habits = self._habits.of(conversation.model)
+        habits.silent -= self._silent.pop(conversation.number, None) is not None
+        habits.under_way += 1
         if conversation.turns > 1 and not conversation.is_repeated:
             self._learn(conversation)
         conversation.is_under_way = True
@@ -252,7 +255,6 @@ class Admission:
             raise self._overloaded(turn, f"waited for {self._now_s - ticket.hold.since_s:.0f} s: {waits.reason}")
         ticket.hits, ticket.is_woken = hits, False
         self.look(ticket, waits)
-        self.waiting.add(ticket, at_gate=waits.at_gate)
         return ticket.hold
 
     def _ticket(self, turn: Turn, waits: Waits, size_bytes: int) -> Ticket:
@@ -277,14 +279,16 @@ class Admission:
 
     def look(self, ticket: Ticket, waits: Waits) -> None:
         """Note that a request was asked about in vain: it need not be before its gate opens or LOOK_S have passed."""
+        self.waiting.remove(ticket.hold)
         ticket.gate, ticket.looked_s = waits.gate, self._now_s
+        self.waiting.add(ticket, at_gate=waits.at_gate)
 
     def candidates(self) -> Iterator[Ticket]:
         """Yield who may be next: those at a gate, then each line's first, as long as the last one went.
 
         Changes between two steps are seen: a ticket that was admitted meanwhile is followed by the next in its line.
         """
-        for _, tickets in groupby(self.waiting.at_gates(), key=lambda ticket: ticket.turn.demand.priority):
+        for _, tickets in groupby(self.waiting.at_gates(ASKED_MAX), key=lambda ticket: ticket.turn.demand.priority):
             yield from self._at_gates(tickets)
         for model in self.waiting.models():
             last: Ticket | None = None
@@ -299,6 +303,8 @@ class Admission:
         """
         elsewhere = []
         for ticket in tickets:
+            if self.waiting.get(ticket.hold) is not ticket:
+                continue
             if ticket.gate is None or self._gate.is_open(*ticket.gate, self._now_s):
                 yield ticket
             elif self._now_s >= ticket.looked_s + LOOK_S:
@@ -324,8 +330,9 @@ class Admission:
         self._set.pause(
             conversation, habits.forecast(conversation, 0.0), self._now_s + self.memory_s(conversation.model)
         )
-        over_s = max(OVER_MIN_S, 2 * habits.pause_quantile_s(OVER_SHARE))
-        self._silent[conversation.number] = (conversation, self._now_s + over_s)
+        habits.under_way -= 1
+        habits.silent += conversation.number not in self._silent
+        self._silent[conversation.number] = (conversation, self._now_s + habits.over_s())
 
     def foresee(
         self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, chances: Chances
@@ -375,8 +382,8 @@ class Admission:
         """Return how long a conversation keeps its seat between two turns."""
         return self._habits.of(model).memory_s
 
-    def plan(self, model: str, member: Member) -> None:
-        """Find anew how long that should be, if it is time to."""
+    def plan(self, model: str, member: Member, members: Sequence[Member], ttft_weight: float) -> None:
+        """Find anew how long that should be, if it is time to, for one of these members."""
         habits, capacity = self._habits.of(model), member.replica.capacity_tokens
         if self._now_s < habits.planned_s + PLAN_EVERY_S or not capacity:
             return
@@ -386,7 +393,11 @@ class Admission:
             return
         turns = turns_of(habits, member.rates.attention_tokens)
         room = self.pressure.fill * capacity / max(habits.own_tokens + habits.output_tokens, 1.0)
-        habits.planned_s, habits.memory_s = self._now_s, best_plan(turns, max(room, 1.0), member.rates).memory_s
+        room, habits.planned_s = max(room, 1.0), self._now_s
+        for one in members:
+            one.set_reuse(habits.returns_after(one.turnover_s))
+        copes = habits.live() <= len(members) * population(turns, room, member.rates, ttft_weight)
+        habits.memory_s = 0.0 if copes else best_plan(turns, room, member.rates).memory_s
 
 
 def is_cached(work: Work) -> bool:

@@ -1,6 +1,6 @@
 """What placing a request on a replica costs, in seconds, term by term.
 
-    cost = wait + copy + prefill + adapter + (1 - ttft_weight) x (stall + decode) + overflow
+    cost = wait + copy + prefill + delay + adapter + (1 - ttft_weight) x (stall + decode) + overflow
 
 Every term is a pure function `(view, work, rates) -> seconds`: of what was promised to the replica, what the request
 asks of it, and how fast it is. Terms know no policy and no other replica; they are estimates that only have to rank.
@@ -8,6 +8,7 @@ asks of it, and how fast it is. Terms know no policy and no other replica; they 
     wait      until the prompts ahead are computed and there is room to begin
     copy      of prefix blocks that lie there on a lower tier
     prefill   of what it does not hold, attention's quadratic part included
+    delay     what those wait longer who will come while it is computed: as many as keep the replica busy
     adapter   loading a LoRA adapter that was not used there lately
     stall     what this request takes from those that run there: its prefill, and longer steps while it answers
     decode    its own answer, at the batch and the KV that it meets
@@ -25,11 +26,12 @@ from msgspec import Struct
 from kvroute.routing.rates import ATTENTION_TOKENS, Rates
 
 REUSE_SHARE = 0.25
-"""Share of evicted cached tokens that will be asked for again. Victims are the least recently used, so it is well under
-the hit rates of 0.5 to 0.8 that agent traces reach; 0 would make copies of a prefix free even where caches are full."""
+"""Share of evicted cached tokens that will be asked for again, where conversations have not shown it. Victims are the
+least recently used, so it is well under the hit rates of 0.5 to 0.8 that agent traces reach; 0 would make copies of a
+prefix free even where caches are full."""
 
-TERMS = ("wait", "copy", "prefill", "adapter", "stall", "decode", "overflow")
-Price = tuple[float, float, float, float, float, float, float]  # seconds, in the order of TERMS, weights applied
+TERMS = ("wait", "copy", "prefill", "delay", "adapter", "stall", "decode", "overflow")
+Price = tuple[float, float, float, float, float, float, float, float]  # seconds, in the order of TERMS, weights applied
 
 
 class View(Struct, frozen=True):
@@ -42,6 +44,8 @@ class View(Struct, frozen=True):
     capacity_tokens: int | None = None
     max_num_seqs: int | None = None
     pinned_share: float = 1.0  # of a request's hits, that it holds alone, see `pinned`
+    busy: float = 0.0  # share of the time that it computes prompts, lately; below 1
+    reuse_share: float = REUSE_SHARE  # of what is evicted there next, that will be asked for again
     filled_tokens: int = 0  # tokens lying in the cache, running or only kept; 0 where the replica does not report
 
 
@@ -123,6 +127,15 @@ def prefill_s(view: View, work: Work, rates: Rates) -> float:
     return rates.fixed_s + work.compute_tokens * rates.token_s
 
 
+def delay_s(view: View, work: Work, rates: Rates) -> float:
+    """Time that this prefill takes from requests which are still to come, summed over them.
+
+    Work that is laid before a queue which is served `busy` of the time delays, by its own length, all who arrive until
+    the queue has run empty: busy / (1 - busy) of them.
+    """
+    return work.compute_tokens * rates.token_s * view.busy / (1.0 - view.busy)
+
+
 def adapter_s(view: View, work: Work, rates: Rates) -> float:
     """Time to load the adapter where it was not used lately."""
     return rates.adapter_s if work.loads_adapter else 0.0
@@ -169,10 +182,10 @@ def overflow_s(view: View, work: Work, rates: Rates) -> float:
         return 0.0
     evicted = min(max(evicted, 0.0), work.new_tokens)
     if live <= 0.0:
-        return REUSE_SHARE * evicted * rates.token_s
+        return view.reuse_share * evicted * rates.token_s
     live = min(live, needed)  # what was over before is not this request's doing
     preempted = max(live, (view.kv_tokens + needed) / (view.sequences + work.sequences))
-    return (preempted + REUSE_SHARE * max(evicted - live, 0.0)) * rates.token_s
+    return (preempted + view.reuse_share * max(evicted - live, 0.0)) * rates.token_s
 
 
 def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
@@ -189,6 +202,7 @@ def price(view: View, work: Work, rates: Rates, ttft_weight: float) -> Price:
         wait_s(view, work, rates),
         copy_s(view, work, rates) if work.copy_tokens else 0.0,
         prefill_s(view, work, rates),
+        delay_s(view, work, rates),
         rates.adapter_s if work.loads_adapter else 0.0,
         rest * stall_s(view, work, rates),
         rest * decode_s(view, work, rates),
@@ -202,7 +216,7 @@ def total_s(view: View, work: Work, rates: Rates, ttft_weight: float) -> float:
     prompt_tokens, answer_s = work.hit_tokens + work.miss_tokens, work.output_tokens * rates.step_s
     prefill, rest = work.compute_tokens * rates.token_s, 1.0 - ttft_weight
     by_sequence, by_token = rates.sequence_growth, rates.kv_growth
-    total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill
+    total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill / (1.0 - view.busy)
     total += rest * answer_s * (1.0 + by_sequence * sequences + by_token * (kv + prompt_tokens))
     if view.running:
         total += rest * view.running * (prefill + answer_s * (by_sequence * work.sequences + by_token * prompt_tokens))

@@ -155,8 +155,9 @@ class Fleet:
         is_tight = capacity is not None and member.view.kv_tokens > RESERVE_ABOVE * capacity
         lease = Lease(
             member, demand, work, placement, booking=booking, now=now,
-            reserve_tokens=int(added) if is_tight else 0, ahead_tokens=view.pending_prefill_tokens,
-            outputs=self.outputs,
+            reserve_tokens=int(added) if is_tight else 0,
+            reserve_limit_tokens=max(capacity or 0, view.kv_tokens + int(added)),
+            ahead_tokens=view.pending_prefill_tokens, outputs=self.outputs,
         )  # fmt: skip
         if not demand.streamed:
             due = now + PRESUME_AFTER * placement.first_token_s

@@ -31,6 +31,8 @@ GROWTH_SEED_TOKENS = 500.0
 GROWTH_GAIN = 0.05
 GROWTH_PRIOR_TURNS = 3.0  # turns of its own after which a conversation's growth counts as much as everybody's
 
+OVER_SHARE = 0.98  # of pauses, after which a conversation is taken to be over
+OVER_MIN_S = 4.0
 PAUSE_MIN_S = 1 / 16  # pauses up to this are one step
 PAUSE_STEPS = 18  # the last one begins at 4,096 s
 PAUSE_SEED_S = 4.0
@@ -51,6 +53,8 @@ class Habits:
         self.output_tokens = 0.0  # of an answer; 0 = none was seen
         self.turns_seen = 0
         self.ends_seen = 0  # conversations that seem to be over
+        self.under_way = 0  # conversations with a turn that runs or waits
+        self.silent = 0  # those that pause, or are over and not known to be
         self.memory_s = MEMORY_SEED_S  # how long a pausing conversation's cache should be kept, as planned
         self.planned_s = -inf  # when that was
         self._ended = [PRIOR_TURNS / (2 * first_turn(step) + 1) for step in range(STEPS)]
@@ -101,6 +105,37 @@ class Habits:
         self._ended[step] = FORGET * self._ended[step] + ended
         self._at_risk[step] = FORGET * self._at_risk[step] + 1.0
         self._stale += 1
+
+    def returns_after(self, silent_s: float) -> float:
+        """Return the chance that a conversation which has been silent for so long will go on."""
+        later = (1.0 - self.ends) * (1.0 - self._within(silent_s))
+        return later / (later + self.ends)
+
+    def _within(self, pause_s: float) -> float:
+        """Return the share of pauses up to a length, evenly spread within a step."""
+        total, shorter_s = 0.0, 0.0
+        for end_s, share in self.pauses():
+            if pause_s <= end_s:
+                return total + share * (pause_s - shorter_s) / (end_s - shorter_s)
+            total, shorter_s = total + share, end_s
+        return 1.0
+
+    def live(self) -> float:
+        """Return how many conversations there probably are.
+
+        Of those that are silent some are over. As many of them are as end while one is waited for; as many others as
+        pause at a time.
+        """
+        pause_s, shorter_s = 0.0, 0.0
+        for end_s, share in self.pauses():
+            pause_s += share * (shorter_s + end_s) / 2
+            shorter_s = end_s
+        pausing, over = (1.0 - self.ends) * pause_s, self.ends * self.over_s()
+        return self.under_way + self.silent * pausing / (pausing + over)
+
+    def over_s(self) -> float:
+        """Return the silence after which a conversation is taken to be over."""
+        return max(OVER_MIN_S, 2 * self.pause_quantile_s(OVER_SHARE))
 
     def ends_after(self, turns: int) -> float:
         """Return the chance that a conversation which has had so many turns has no further one."""

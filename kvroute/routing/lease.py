@@ -63,16 +63,18 @@ class Lease:
 
     __slots__ = (
         "_ahead_tokens", "_batch", "_batch_tokens", "_began_s", "_booking", "_demand", "_member", "_outputs",
-        "_placed_s", "_state", "_work", "placement", "replica", "reserve_tokens", "turn",
+        "_placed_s", "_state", "_work", "placement", "replica", "reserve_limit_tokens", "reserve_tokens",
+        "turn",
     )  # fmt: skip
 
     def __init__(
         self, member: Member, demand: Demand, work: Work, placement: Placement, *, booking: Booking, now: float,
-        reserve_tokens: int, ahead_tokens: int, outputs: OutputEstimates,
+        reserve_tokens: int, reserve_limit_tokens: int, ahead_tokens: int, outputs: OutputEstimates,
     ) -> None:  # fmt: skip
         self.replica: Replica = member.replica
         self.placement = placement
         self.reserve_tokens = reserve_tokens  # KV tokens to confirm in the shared ledger before sending; 0 = none
+        self.reserve_limit_tokens = reserve_limit_tokens  # what all may be promised then: capacity, or what was known
         self.turn: Turn | None = None  # of which conversation, where admission looks after them
         self._member = member
         self._demand = demand

@@ -9,11 +9,11 @@ promises in the last seconds: gauges lag by seconds, and requests that have just
 
 from __future__ import annotations
 
-from math import inf
+from math import exp, inf
 
 from msgspec import Struct
 
-from kvroute.routing.cost import View, Work, kv_tokens
+from kvroute.routing.cost import REUSE_SHARE, View, Work, kv_tokens
 from kvroute.routing.demand import Prefix, Promise
 from kvroute.routing.pinned import PinnedShare
 from kvroute.routing.rates import ModelRates, Rates, Speed
@@ -24,6 +24,9 @@ PEAK_WINDOW_S = 10.0  # gauges were seen to lag by 3 to 6 s
 REPORT_LIFE_S = 15.0  # what an older report says about unexplained load is no longer believed
 ADAPTERS_KEPT = 4  # LoRA adapters that an engine is taken to keep loaded; its --max-loras is not published
 NOTHING = Promise()
+FILL_WINDOW_S = 60.0  # over which the rate of new tokens is a mean
+REUSE_STEP = 0.01
+BUSY_MAX = 0.75  # of the time; a measured rate says little about what comes beyond
 
 
 class Booking(Struct, frozen=True):
@@ -41,10 +44,11 @@ class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
-        "_before", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
-        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "is_draining", "is_healthy",
-        "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_tokens",
-        "prefixes", "prompt_limits", "replica", "requests", "running", "sequences", "speed", "stray_until_s",
+        "_before", "_computed_s", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
+        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "is_draining",
+        "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_rate",
+        "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share", "running", "sequences",
+        "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -63,6 +67,10 @@ class Member:
         self.others = NOTHING  # the other routers' sum
         self.speed = Speed()
         self.pinned = PinnedShare()
+        self.fill_rate = 0.0  # tokens a second that come into the cache, lately
+        self.prefill_rate = 0.0  # of these, tokens of prompts
+        self.reuse_share = REUSE_SHARE
+        self._computed_s = -inf  # when the last report came
         self._live_hits = 0  # hit tokens of the requests that have begun
         self._live_new = 0  # tokens that these have computed and generated, roughly
         self.stray_until_s = inf
@@ -137,6 +145,8 @@ class Member:
             capacity_tokens=replica.capacity_tokens,
             max_num_seqs=replica.max_num_seqs,
             pinned_share=self.pinned.value,
+            busy=min(self.prefill_rate * self.rates.token_s, BUSY_MAX),
+            reuse_share=self.reuse_share,
             filled_tokens=min(max(computed, 0), replica.capacity_tokens or 0),
         )
 
@@ -212,6 +222,7 @@ class Member:
         """Take in what the engine's metrics said."""
         if now - self._peak_since_s > PEAK_WINDOW_S:
             self._before, self._peak, self._peak_since_s = self._peak, self._sum(), now
+        self._learn_fill(load, now)
         self.load = load
         used_tokens = int(load.kv_used_fraction * (self.replica.capacity_tokens or 0))
         if self.kv_tokens:
@@ -224,6 +235,26 @@ class Member:
         )
         self.stray_until_s = now + REPORT_LIFE_S if self._stray != NOTHING else inf
         self._view = None
+
+    def _learn_fill(self, load: Load, now: float) -> None:
+        spent_s, self._computed_s = now - self._computed_s, now
+        prompts, answers = load.prompt_tokens - load.prefix_hits, load.generation_tokens
+        prompts -= self.load.prompt_tokens - self.load.prefix_hits
+        answers -= self.load.generation_tokens
+        if spent_s > 0 and prompts >= 0 and answers >= 0:  # fewer: an engine that has restarted
+            gain = 1.0 - exp(-spent_s / FILL_WINDOW_S)
+            self.prefill_rate += gain * (prompts / spent_s - self.prefill_rate)
+            self.fill_rate += gain * ((prompts + answers) / spent_s - self.fill_rate)
+
+    @property
+    def turnover_s(self) -> float:
+        """How long what is not used again stays in the cache."""
+        return (self.replica.capacity_tokens or 0) / self.fill_rate if self.fill_rate else inf
+
+    def set_reuse(self, share: float) -> None:
+        """Say what share of that will be asked for after it has gone."""
+        if abs(share - self.reuse_share) > REUSE_STEP:
+            self.reuse_share, self._view = share, None
 
     def forget_stray(self) -> None:
         """Stop believing a report that has become old."""

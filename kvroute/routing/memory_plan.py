@@ -10,6 +10,10 @@ For a replica that keeps caches for `memory_s` after an answer, X turns a second
     time      X = n / (answer x step(n) + n x prefill)     running turns share the engine: prefills stop the others
     prefill   hit where the pause was within memory_s, else all of the conversation's own history
 
+Nothing has to be kept where the engine's own eviction copes: `population` is how many conversations could be live if
+nobody was held and the engines, which prefill for BUSY of the time, kept what was used last. Up to that number holding
+would only let people wait.
+
 The first equation is Little's law over the time that a turn's cache is held, the prefill's mixture is Che's
 approximation of LRU. X is computed for the end of each step of the learnt pauses, and for not keeping anything.
 
@@ -28,6 +32,9 @@ ROUNDS = 40  # of bisection: far below a thousandth of a sequence
 WORTH = 1.02  # a longer memory has to serve so much more than a shorter one
 LONGEST_S = 600.0  # nobody's place is kept for longer
 NEEDED = 1.25  # and any so much more than none: means promise more than a pool of few conversations keeps
+
+
+BUSY = 0.7  # of the time an engine prefills, up to which first tokens come soon enough
 
 
 class Turns(Struct, frozen=True):
@@ -65,6 +72,52 @@ def best_plan(turns: Turns, room: float, rates: Rates) -> Plan:
             best = Plan(end_s, served)
         shorter_s = end_s
     return best if best.turns_s > NEEDED * none.turns_s else none
+
+
+def population(turns: Turns, room: float, rates: Rates, ttft_weight: float) -> float:
+    """Return how many conversations a replica in which `room` fit can serve without anybody being held.
+
+    Prefills of what was evicted make first tokens wait for each other, and answers that run for all of them: how busy
+    with them an engine may be depends on how much only first tokens count.
+    """
+    busy_max = BUSY * ttft_weight
+    if not busy_max:
+        return 0.0
+    pause_s, shorter_s = 0.0, 0.0
+    for end_s, share in turns.pauses:
+        pause_s += share * (shorter_s + end_s) / 2
+        shorter_s = end_s
+    most = cycles(turns, room, rates, busy_max, pause_s, 0.0, 0.0)
+    within, held, shorter_s = 0.0, 0.0, 0.0
+    for end_s, share in turns.pauses:
+        held += share * (shorter_s + end_s) / 2
+        within += share
+        kept_s = (1.0 - turns.ends) * (held + (1.0 - within) * end_s) + turns.ends * end_s
+        most = max(most, cycles(turns, room, rates, busy_max, pause_s, within, kept_s))
+        shorter_s = end_s
+    return most
+
+
+def cycles(
+    turns: Turns, room: float, rates: Rates, busy_max: float, pause_s: float, within: float, kept_s: float
+) -> float:
+    """Return the conversations that go round where the least recently used is evicted after `kept_s` in the mean."""
+    prefill_s = rates.fixed_s + (within * turns.hit_tokens + (1.0 - within) * turns.miss_tokens) * rates.token_s
+    alone_s = turns.output_tokens * rates.step_s
+    growth = alone_s * rates.growth_at(1, turns.kv_tokens)
+
+    def running(served: float) -> float:
+        busy = min(served * prefill_s, busy_max)
+        return served * (prefill_s / (1.0 - busy) + alone_s) / max(1.0 - served * growth, 1e-9)
+
+    low, high = 0.0, busy_max / prefill_s
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        if running(middle) + middle * kept_s > room:
+            high = middle
+        else:
+            low = middle
+    return low * pause_s + running(low)
 
 
 def turns_served(turns: Turns, room: float, rates: Rates, memory_s: float, within: float, kept_s: float) -> float:

@@ -202,7 +202,7 @@ class Router:
         lease = self.fleet.book(found, demand, offers.work(found), placement, now, turn.conversation.common)
         lease.turn = turn
         admission.seat(turn, found, placement.hit_tokens, hold)
-        admission.plan(demand.model, found)
+        admission.plan(demand.model, found, members, self._ttft_weight)
         return lease
 
     def released(self, now: float) -> Iterator[Hold]:

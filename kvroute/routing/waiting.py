@@ -9,8 +9,10 @@ level with the least served of those that wait or run.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import TypeVar
 
 from kvroute.routing.cost import Work
 from kvroute.routing.demand import Prefix
@@ -21,12 +23,13 @@ from kvroute.routing.turn import Turn
 
 CACHED_SHARE = 0.1  # what a cached token counts for
 TENANTS_MAX = 4096
+Key = TypeVar("Key")
 
 
 class Ticket:
     """A held request."""
 
-    __slots__ = ("at_gate", "gate", "hits", "hold", "is_woken", "looked_s", "size_bytes", "turn")
+    __slots__ = ("at_gate", "gate", "hits", "hold", "is_woken", "looked_s", "queue_of", "size_bytes", "turn")
 
     def __init__(self, hold: Hold, turn: Turn, size_bytes: int) -> None:
         self.hold = hold
@@ -35,6 +38,7 @@ class Ticket:
         self.hits: Mapping[ReplicaId, int] = {}  # what the index knew when it was last asked
         self.at_gate = False  # it waits for room where it is cheapest; else in line
         self.gate: tuple[Member, Work, Prefix | None] | None = None  # what it waits for there
+        self.queue_of: ReplicaId | None = None  # whose gate's queue it stands in
         self.looked_s = hold.since_s  # when it was last asked about
         self.is_woken = False  # it was named as released and has not come back yet
 
@@ -84,14 +88,51 @@ class Served:
         return len(self._busy)
 
 
+class Queue:
+    """Tickets by priority, then by the conversation's age. Asking for the first ones does not look at the others."""
+
+    __slots__ = ("_keys", "_tickets")
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[int, int, int]] = []
+        self._tickets: list[Ticket] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, ticket: Ticket) -> None:
+        """Put a ticket in its place."""
+        key = key_of(ticket)
+        at = bisect_left(self._keys, key)
+        self._keys.insert(at, key)
+        self._tickets.insert(at, ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a ticket out that is there."""
+        at = bisect_left(self._keys, key_of(ticket))
+        del self._keys[at], self._tickets[at]
+
+    def first(self, count: int) -> list[Ticket]:
+        """Return the first ones."""
+        return self._tickets[:count]
+
+
+def key_of(ticket: Ticket) -> tuple[int, int, int]:
+    """Return what tickets of one queue are ordered by; none of it changes while one waits."""
+    return (-ticket.turn.demand.priority, ticket.turn.conversation.number, ticket.hold.number)
+
+
+LineKey = tuple[int, str]  # priority and tenant
+
+
 class Waiting:
-    """Tickets by number, and the lines that they stand in."""
+    """Tickets by number, and the queues that they stand in: one for each gate, one for each tenant of a line."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._tickets: dict[int, Ticket] = {}
-        self._at_gates: dict[int, Ticket] = {}
-        self._lines: dict[str, dict[int, Ticket]] = {}
+        self._gates: dict[ReplicaId | None, Queue] = {}
+        self._lines: dict[str, dict[LineKey, Queue]] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -99,11 +140,14 @@ class Waiting:
     def add(self, ticket: Ticket, *, at_gate: bool) -> None:
         """Let a request wait, or wait elsewhere from now on."""
         self.remove(ticket.hold)
-        ticket.at_gate = at_gate
-        number = ticket.hold.number
-        self._tickets[number] = ticket
+        ticket.at_gate, ticket.queue_of = at_gate, None if ticket.gate is None else ticket.gate[0].replica.id
+        self._tickets[ticket.hold.number] = ticket
         self.size_bytes += ticket.size_bytes
-        (self._at_gates if at_gate else self._lines.setdefault(ticket.hold.demand.model, {}))[number] = ticket
+        if at_gate:
+            queue = self._gates.setdefault(ticket.queue_of, Queue())
+        else:
+            queue = self._lines.setdefault(ticket.hold.demand.model, {}).setdefault(line_key(ticket), Queue())
+        queue.add(ticket)
 
     def remove(self, hold: Hold) -> Ticket | None:
         """Let a request wait no longer."""
@@ -111,11 +155,13 @@ class Waiting:
         if ticket is None:
             return None
         self.size_bytes -= ticket.size_bytes
-        if self._at_gates.pop(hold.number, None) is None:
-            line = self._lines[hold.demand.model]
-            del line[hold.number]
-            if not line:
-                del self._lines[hold.demand.model]
+        if ticket.at_gate:
+            take_out(self._gates, ticket.queue_of, ticket)
+            return ticket
+        line = self._lines[hold.demand.model]
+        take_out(line, line_key(ticket), ticket)
+        if not line:
+            del self._lines[hold.demand.model]
         return ticket
 
     def get(self, hold: Hold) -> Ticket | None:
@@ -126,11 +172,16 @@ class Waiting:
         """Return everybody who waits, in the order of arrival."""
         return [self._tickets[number] for number in sorted(self._tickets)]
 
-    def at_gates(self) -> list[Ticket]:
-        """Return those that wait for room where they are cheapest: by priority, then the oldest conversation first."""
-        return sorted(
-            self._at_gates.values(), key=lambda ticket: (-ticket.turn.demand.priority, ticket.turn.conversation.number)
-        )
+    def at_gates(self, most: int | None = None) -> list[Ticket]:
+        """Return those that wait for room where they are cheapest: by priority, then the oldest conversation first.
+
+        Args:
+            most: of each gate, so many; None = all.
+        """
+        found = [
+            ticket for queue in self._gates.values() for ticket in queue.first(len(queue) if most is None else most)
+        ]
+        return sorted(found, key=key_of)
 
     def models(self) -> list[str]:
         """Return the models for which a line waits."""
@@ -139,15 +190,32 @@ class Waiting:
     def first(self, model: str, served: Served) -> Ticket | None:
         """Return who is next in a model's line."""
         line = self._lines.get(model)
-        return min(line.values(), key=lambda ticket: rank(ticket.turn, served)) if line else None
+        if not line:
+            return None
+        return min((queue.first(1)[0] for queue in line.values()), key=lambda ticket: rank(ticket.turn, served))
 
     def line(self, model: str, served: Served) -> list[Ticket]:
         """Return those who wait in a model's line, the next one first."""
-        return sorted(self._lines.get(model, {}).values(), key=lambda ticket: rank(ticket.turn, served))
+        queues = self._lines.get(model, {}).values()
+        everybody = [ticket for queue in queues for ticket in queue.first(len(queue))]
+        return sorted(everybody, key=lambda ticket: rank(ticket.turn, served))
 
     def line_length(self, model: str) -> int:
         """Return how many wait in a model's line."""
-        return len(self._lines.get(model, ()))
+        return sum(map(len, self._lines.get(model, {}).values()))
+
+
+def line_key(ticket: Ticket) -> LineKey:
+    """Return whose place in its line depends on the same figures."""
+    return (ticket.turn.demand.priority, ticket.turn.conversation.tenant)
+
+
+def take_out(queues: dict[Key, Queue], key: Key, ticket: Ticket) -> None:
+    """Take a ticket out of its queue, and the queue away if it was the last one."""
+    queue = queues[key]
+    queue.remove(ticket)
+    if not queue:
+        del queues[key]
 
 
 def rank(turn: Turn, served: Served) -> tuple[float, float, int]:

@@ -98,7 +98,7 @@ def is_confirmed(lease: Lease, ledger: Sequence[Front]) -> bool:
     """Return whether a booking fits beside what all routers promised, as the shared ledger decides."""
     id = lease.replica.id
     promised = sum(front.fleet.promises().get(id, Promise()).kv_tokens for front in ledger)
-    return promised <= (lease.replica.capacity_tokens or promised)
+    return promised <= lease.reserve_limit_tokens
 
 
 def exchange(front: Front, fronts: Sequence[Front]) -> None:
