@@ -8,7 +8,7 @@ asks of it, and how fast it is. Terms know no policy and no other replica; they 
     wait      until the prompts ahead are computed and there is room to begin
     copy      of prefix blocks that lie there on a lower tier
     prefill   of what it does not hold, attention's quadratic part included
-    delay     what those wait longer who will come while it is computed: as many as keep the replica busy
+    delay     what those wait longer who will come while it is computed
     adapter   loading a LoRA adapter that was not used there lately
     stall     what this request takes from those that run there: its prefill, and longer steps while it answers
     decode    its own answer, at the batch and the KV that it meets
@@ -44,7 +44,7 @@ class View(Struct, frozen=True):
     capacity_tokens: int | None = None
     max_num_seqs: int | None = None
     pinned_share: float = 1.0  # of a request's hits, that it holds alone, see `pinned`
-    busy: float = 0.0  # share of the time that it computes prompts, lately; below 1
+    busy: float = 0.0  # share of the time that it computes prompts, lately
     reuse_share: float = REUSE_SHARE  # of what is evicted there next, that will be asked for again
     filled_tokens: int = 0  # tokens lying in the cache, running or only kept; 0 where the replica does not report
 
@@ -130,10 +130,10 @@ def prefill_s(view: View, work: Work, rates: Rates) -> float:
 def delay_s(view: View, work: Work, rates: Rates) -> float:
     """Time that this prefill takes from requests which are still to come, summed over them.
 
-    Work that is laid before a queue which is served `busy` of the time delays, by its own length, all who arrive until
-    the queue has run empty: busy / (1 - busy) of them.
+    Where prompts keep a replica busy for a share of the time, so much work comes while this one is computed, and waits
+    for it. That those behind wait longer too is left out: they can go elsewhere.
     """
-    return work.compute_tokens * rates.token_s * view.busy / (1.0 - view.busy)
+    return work.compute_tokens * rates.token_s * view.busy
 
 
 def adapter_s(view: View, work: Work, rates: Rates) -> float:
@@ -216,7 +216,7 @@ def total_s(view: View, work: Work, rates: Rates, ttft_weight: float) -> float:
     prompt_tokens, answer_s = work.hit_tokens + work.miss_tokens, work.output_tokens * rates.step_s
     prefill, rest = work.compute_tokens * rates.token_s, 1.0 - ttft_weight
     by_sequence, by_token = rates.sequence_growth, rates.kv_growth
-    total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill / (1.0 - view.busy)
+    total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill * (1.0 + view.busy)
     total += rest * answer_s * (1.0 + by_sequence * sequences + by_token * (kv + prompt_tokens))
     if view.running:
         total += rest * view.running * (prefill + answer_s * (by_sequence * work.sequences + by_token * prompt_tokens))

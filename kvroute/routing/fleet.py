@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from msgspec import Struct
 
@@ -21,6 +22,7 @@ from kvroute.routing.member import FAILURES_MAX, NOTHING, Booking, Member
 from kvroute.routing.outputs import OutputEstimates
 from kvroute.routing.rates import SEED, RateBook, Rates
 from kvroute.routing.replica import Load, Replica, ReplicaId
+from kvroute.routing.shortlist import Shortlist, shortlist_of
 
 REPLICAS_MAX = 4096
 RESERVE_ABOVE = 0.7  # share of promised KV from which a booking is confirmed in the shared ledger
@@ -53,6 +55,8 @@ class Fleet:
         self._serving: dict[str, list[Member]] = {}
         self._joined = 0
         self._placed = 0
+        self._shortlists: dict[str, Shortlist | None] = {}
+        self._strays: list[tuple[float, int, Member]] = []  # heap by due time: whose report will be too old
         self._unseen: list[tuple[float, int, Lease]] = []  # heap by due time: leases without a telling first byte
 
     def __repr__(self) -> str:
@@ -85,13 +89,17 @@ class Fleet:
 
     def leave(self, id: ReplicaId) -> None:
         """Forget a replica. Leases under way there settle as usual and touch no later replica of that id."""
-        if self._members.pop(id, None):
+        if member := self._members.pop(id, None):
+            member.groups = []
             self._sort()
 
     def report(self, id: ReplicaId, load: Load, now: float) -> None:
         """Take in what a replica's metrics said."""
         if member := self._members.get(id):
+            had_stray = member.stray_until_s < inf
             member.report(load, now)
+            if member.stray_until_s < inf and not had_stray:
+                heappush(self._strays, (member.stray_until_s, member.number, member))
 
     def set_health(self, id: ReplicaId, healthy: bool) -> None:
         """Take in what health checks say. A healthy one is forgiven its failed requests."""
@@ -135,6 +143,12 @@ class Fleet:
         """Return the members that serve a model or adapter, whatever their health, in the order of joining."""
         return self._serving.get(model, ())
 
+    def shortlist(self, model: str) -> Shortlist | None:
+        """Return what finds the cheapest of the members that serve a model, None where all can be priced."""
+        if model not in self._shortlists and model in self._serving:
+            self._shortlists[model] = shortlist_of(model, self._serving[model])
+        return self._shortlists.get(model)
+
     def is_complete(self) -> bool:
         """Return whether there are replicas and all of them have said what they serve."""
         return bool(self._members) and all(member.replica.cards for member in self._members.values())
@@ -168,6 +182,12 @@ class Fleet:
         """Let time pass: prefills that no first byte will report are over, old reports are no longer believed."""
         while self._unseen and self._unseen[0][0] <= now:
             heappop(self._unseen)[2].presume_began()
+        while self._strays and self._strays[0][0] < now:
+            _, number, member = heappop(self._strays)
+            if member.stray_until_s < now:
+                member.forget_stray()
+            elif member.stray_until_s < inf:
+                heappush(self._strays, (member.stray_until_s, number, member))
 
     def _sort(self) -> None:
         self._serving = {}
@@ -175,6 +195,10 @@ class Fleet:
             self._list(member)
 
     def _list(self, member: Member) -> None:
+        if self._shortlists:
+            self._shortlists = {}
+            for each in self._members.values():
+                each.groups = []
         for name in member.prompt_limits:
             self._serving.setdefault(name, []).append(member)
 

@@ -10,6 +10,7 @@ promises in the last seconds: gauges lag by seconds, and requests that have just
 from __future__ import annotations
 
 from math import exp, inf
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,7 +27,7 @@ ADAPTERS_KEPT = 4  # LoRA adapters that an engine is taken to keep loaded; its -
 NOTHING = Promise()
 FILL_WINDOW_S = 60.0  # over which the rate of new tokens is a mean
 REUSE_STEP = 0.01
-BUSY_MAX = 0.75  # of the time; a measured rate says little about what comes beyond
+BUSY_MAX = 1.0
 
 
 class Booking(Struct, frozen=True):
@@ -40,15 +41,21 @@ class Booking(Struct, frozen=True):
     prefix: Prefix | None = None  # that it holds together with others, if it was booked so
 
 
+class Seen(Protocol):
+    """Something that is made of what a replica was, and has to be made anew when that changes."""
+
+    is_stale: bool
+
+
 class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
         "_before", "_computed_s", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
-        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "is_draining",
-        "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_rate",
-        "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share", "running", "sequences",
-        "speed", "stray_until_s",
+        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "groups",
+        "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned",
+        "prefill_rate", "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share",
+        "running", "sequences", "speed", "stray_until_s",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -79,6 +86,7 @@ class Member:
         self._peak_since_s = -inf
         self._promise: Promise | None = NOTHING
         self._used_adapters: list[str] = []  # the last one at the end
+        self.groups: list[Seen] = []  # who keeps figures of it
         self.adopt(replica, model_rates)
 
     def adopt(self, replica: Replica, model_rates: ModelRates) -> None:
@@ -91,6 +99,7 @@ class Member:
         self._rates: Rates = model_rates.rates_of(self.speed)
         self._rates_version = model_rates.version
         self._view: View | None = None
+        self._unsee()
 
     @property
     def is_available(self) -> bool:
@@ -125,6 +134,8 @@ class Member:
         """Recompute the rates after something was learnt."""
         self._rates = self.model_rates.rates_of(self.speed)
         self._rates_version = self.model_rates.version
+        for group in self.groups:
+            group.is_stale = True
 
     @property
     def view(self) -> View:
@@ -215,7 +226,7 @@ class Member:
         """Take in what the other routers promised."""
         if promise != self.others:
             self.others = promise
-            self._view = None
+            self._unsee()
             self._raise_peak()
 
     def report(self, load: Load, now: float) -> None:
@@ -234,7 +245,7 @@ class Member:
             max(used_tokens - max(self._peak.kv_tokens, self._before.kv_tokens), 0),
         )
         self.stray_until_s = now + REPORT_LIFE_S if self._stray != NOTHING else inf
-        self._view = None
+        self._unsee()
 
     def _learn_fill(self, load: Load, now: float) -> None:
         spent_s, self._computed_s = now - self._computed_s, now
@@ -254,14 +265,22 @@ class Member:
     def set_reuse(self, share: float) -> None:
         """Say what share of that will be asked for after it has gone."""
         if abs(share - self.reuse_share) > REUSE_STEP:
-            self.reuse_share, self._view = share, None
+            self.reuse_share = share
+            self._unsee()
 
     def forget_stray(self) -> None:
         """Stop believing a report that has become old."""
-        self._stray, self.stray_until_s, self._view = NOTHING, inf, None
+        self._stray, self.stray_until_s = NOTHING, inf
+        self._unsee()
 
     def _changed(self) -> None:
-        self._view = self._promise = None
+        self._promise = None
+        self._unsee()
+
+    def _unsee(self) -> None:
+        self._view = None
+        for group in self.groups:
+            group.is_stale = True
 
     def _sum(self) -> Promise:
         """Sequences, as reports count them, and KV tokens that any router promised."""

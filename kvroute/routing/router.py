@@ -10,7 +10,7 @@ traffic, where nothing is in flight when the next request comes, still reaches e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from random import Random
 
@@ -27,10 +27,13 @@ from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease, Placement
 from kvroute.routing.member import FAILURES_MAX, Member
 from kvroute.routing.policy import Case, Knowledge, Policy
+from kvroute.routing.rates import Rates
 from kvroute.routing.refusals import fits, fits_context, refuse_if_hopeless, unknown_model
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.shadow import SHADOWS_MAX, Shadows
+from kvroute.routing.shortlist import Shortlist, asked_of
 from kvroute.routing.standing import Foresight
+from kvroute.routing.turn import Turn
 from kvroute.routing.waiting import Ticket
 
 KVROUTE = "kvroute"
@@ -137,8 +140,8 @@ class Router:
             NoReplica: none may take it now.
         """
         self.fleet.advance(now)
-        members = self._candidates(demand, now, avoid)
         offers = self._offers(demand, hits, stored)
+        members = self._near(demand, offers, avoid) or self._candidates(demand, avoid)
         if self._baseline:
             member = self._baseline(members, Case(demand, hits, now, self._rng))
         else:
@@ -183,17 +186,17 @@ class Router:
             return self.place(demand, hits, now, avoid, stored)
         self.fleet.advance(now)
         admission.advance(now)
+        offers = self._offers(demand, hits, stored)
         try:
-            members = self._candidates(demand, now, avoid)
+            members = self._near(demand, offers, avoid) or self._candidates(demand, avoid)
         except KvrouteError:
             if hold is not None:
                 admission.drop(hold)
             raise
-        offers = self._offers(demand, hits, stored)
         ticket = None if hold is None else admission.waiting.get(hold)
         output_tokens = self.fleet.outputs.expect(demand)
         turn = admission.begin(demand, hits, output_tokens) if ticket is None else ticket.turn
-        found = admission.choose(turn, offers.chances(members, self._slo), is_next=admission.is_next(turn))
+        found = self._chosen(admission, turn, offers, members, avoid, is_next=admission.is_next(turn))
         if isinstance(found, Waits):
             return admission.hold(turn, found, hold, hits, size_bytes)
         placement = offers.placement(found, self.policy)
@@ -202,7 +205,7 @@ class Router:
         lease = self.fleet.book(found, demand, offers.work(found), placement, now, turn.conversation.common)
         lease.turn = turn
         admission.seat(turn, found, placement.hit_tokens, hold)
-        admission.plan(demand.model, found, members, self._ttft_weight)
+        admission.plan(demand.model, found, self.fleet.serving(demand.model), self._ttft_weight)
         return lease
 
     def released(self, now: float) -> Iterator[Hold]:
@@ -221,18 +224,18 @@ class Router:
         self.fleet.advance(now)
         admission.advance(now)
         for ticket in admission.candidates():
-            if not ticket.is_woken and self._may_go(admission, ticket, now):
+            if not ticket.is_woken and self._may_go(admission, ticket):
                 ticket.is_woken = True
                 yield ticket.hold
 
-    def _may_go(self, admission: Admission, ticket: Ticket, now: float) -> bool:
+    def _may_go(self, admission: Admission, ticket: Ticket) -> bool:
         demand = ticket.hold.demand
+        offers = self._offers(demand, ticket.hits, NOTHING_STORED)
         try:
-            members = self._candidates(demand, now, frozenset())
+            members = self._near(demand, offers, frozenset()) or self._candidates(demand, frozenset())
         except KvrouteError:  # its driver will be told when it asks
             return False
-        chances = self._offers(demand, ticket.hits, NOTHING_STORED).chances(members, self._slo)
-        found = admission.choose(ticket.turn, chances, is_next=True)
+        found = self._chosen(admission, ticket.turn, offers, members, frozenset(), is_next=True)
         if isinstance(found, Waits):
             admission.look(ticket, found)
         return isinstance(found, Member)
@@ -284,7 +287,7 @@ class Router:
             BadRequest, NoReplica: as `place`.
         """
         self.fleet.advance(now)
-        members = self._candidates(demand, now, frozenset())
+        members = self._candidates(demand, frozenset())
         if self.admission is None:
             return None
         self.admission.advance(now)
@@ -300,14 +303,37 @@ class Router:
             members = [member for member in members if offers.meets(self._slo, member)] or members
         return cheapest(members, offers.costs(members), demand)
 
-    def _candidates(self, demand: Demand, now: float, avoid: AbstractSet[ReplicaId]) -> list[Member]:
+    def _near(self, demand: Demand, offers: Offers, avoid: AbstractSet[ReplicaId]) -> list[Member] | None:
+        """Return the cheapest of many members and those that tie with it; None where all have to be looked at."""
+        if self._baseline or self._slo is not None or self.shadows is not None or offers.use_lower_tiers:
+            return None
+        shortlist = self.fleet.shortlist(demand.model)
+        if shortlist is None:
+            return None
+
+        def may_have(member: Member) -> bool:
+            return member.is_available and member.replica.id not in avoid and fits(demand, member)
+
+        return offers.nearest(shortlist, may_have) or None
+
+    def _chosen(
+        self, admission: Admission, turn: Turn, offers: Offers, members: list[Member], avoid: AbstractSet[ReplicaId],
+        *, is_next: bool,
+    ) -> Member | Waits:  # fmt: skip
+        """Have admission choose; if none of the nearest has a place for the conversation, of all members."""
+        found = admission.choose(turn, offers.chances(members, self._slo), is_next=is_next)
+        if isinstance(found, Waits) and not found.at_gate:
+            everybody = self._candidates(turn.demand, avoid)
+            if len(everybody) > len(members):
+                return admission.choose(turn, offers.chances(everybody, self._slo), is_next=is_next)
+        return found
+
+    def _candidates(self, demand: Demand, avoid: AbstractSet[ReplicaId]) -> list[Member]:
         serving = self.fleet.serving(demand.model)
         if not serving and self.fleet.is_complete():
             raise unknown_model(demand.model)
         found = []
         for member in serving:
-            if member.stray_until_s < now:
-                member.forget_stray()
             if member.is_available and member.replica.id not in avoid and fits(demand, member):
                 found.append(member)
         if not found:
@@ -342,16 +368,16 @@ class Offers:
             return self._special(member, hit)
         work = self._works.get(hit)
         if work is None:
-            work = self._works[hit] = self._work(member, hit)
+            work = self._works[hit] = self._work_of(hit, member.rates)
         return work
 
-    def _work(self, member: Member, hit: int, copy: int = 0, *, loads_adapter: bool = False) -> Work:
+    def _work_of(self, hit: int, rates: Rates, copy: int = 0, *, loads_adapter: bool = False) -> Work:
         demand = self._demand
         hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
         return work_of(
             hit_tokens, demand.prompt_tokens - hit_tokens, self._output_tokens, demand.sequences,
             copy_tokens=min(copy, hit_tokens), loads_adapter=loads_adapter,
-            attention_tokens=member.rates.attention_tokens,
+            attention_tokens=rates.attention_tokens,
         )  # fmt: skip
 
     def _special(self, member: Member, hit: int) -> Work:
@@ -359,11 +385,27 @@ class Offers:
         stored = max(self._stored.get(member.replica.id, 0), hit)
         model = self._demand.model
         loads = model in member.adapters and member.loads_adapter(model)
-        return self._work(member, stored, stored - hit, loads_adapter=loads)
+        return self._work_of(stored, member.rates, stored - hit, loads_adapter=loads)
+
+    @property
+    def use_lower_tiers(self) -> bool:
+        """Whether replicas that hold equally much may cost differently to read from."""
+        return bool(self._stored)
+
+    def nearest(self, shortlist: Shortlist, may_have: Callable[[Member], bool]) -> list[Member]:
+        """Return the cheapest members of a shortlist and all that tie with them."""
+        usual, deeper = shortlist.deeper(self._hits)
+        asked = asked_of(self._work_of(usual, shortlist.rates), shortlist.rates, self._ttft_weight)
+        tie_tokens = TIE_SHARE * compute_tokens(0, self._demand.prompt_tokens)
+        return shortlist.cheapest(asked, deeper, may_have, self.cost_s, tie_tokens)
 
     def meets(self, slo: Slo, member: Member) -> bool:
         """Return whether the request would get what it should there."""
         return slo.is_met(member.view, self.work(member), member.rates)
+
+    def cost_s(self, member: Member) -> float:
+        """Return the seconds that the request costs on one."""
+        return total_s(member.view, self.work(member), member.rates, self._ttft_weight)
 
     def costs(self, members: Sequence[Member]) -> list[float]:
         """Return the seconds that the request costs on each."""
