@@ -21,6 +21,7 @@ from statistics import median
 from msgspec import json
 from report import Figure, conclude
 
+from kvroute.adapters.sized import sized
 from kvroute.adapters.trace_files import lines_of
 from kvroute.kv.chain import PrefixChain
 from kvroute.routing import shortlist
@@ -36,6 +37,7 @@ PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 PARSER.add_argument("--quick", action="store_true", help="fewer requests")
 TRACE = Path(__file__).resolve().parents[1] / "tests" / "data" / "mooncake_conversation_a.jsonl.gz"
 REPLICAS, PER_S, BLOCK = 1_000, 2_000.0, 512
+GPUS = 4  # H100 a replica of an 8B model: fewer could not keep up with two of these prompts a second
 MEDIAN_US_MAX = 300.0
 
 
@@ -57,13 +59,20 @@ def demands() -> Iterator[tuple[Demand, int, list[int]]]:
 
 def fleet() -> Fleet:
     """Make the fleet."""
-    made = Fleet()
+    sized_ = sized("llama-3.1-8b", "llama-3.1-8b", "h100", GPUS)
+    assert sized_ is not None, "a preset"
+    made = Fleet(sized_.rates)
     for number in range(REPLICAS):
         id = ReplicaId(f"r{number}")
         cards = (ModelCard("m", 131_072),)
         made.join(
             Replica(
-                id=id, url=f"http://{id}", cards=cards, block_size=BLOCK, capacity_tokens=396_272, max_num_seqs=256
+                id=id,
+                url=f"http://{id}",
+                cards=cards,
+                block_size=BLOCK,
+                capacity_tokens=int(sized_.capacity_tokens),
+                max_num_seqs=256,
             ),
             0.0,
         )

@@ -90,7 +90,7 @@ class Fleet:
     def leave(self, id: ReplicaId) -> None:
         """Forget a replica. Leases under way there settle as usual and touch no later replica of that id."""
         if member := self._members.pop(id, None):
-            member.groups = []
+            member.watched = []
             self._sort()
 
     def report(self, id: ReplicaId, load: Load, now: float) -> None:
@@ -198,7 +198,7 @@ class Fleet:
         if self._shortlists:
             self._shortlists = {}
             for each in self._members.values():
-                each.groups = []
+                each.watched = []
         for name in member.prompt_limits:
             self._serving.setdefault(name, []).append(member)
 

@@ -10,7 +10,6 @@ promises in the last seconds: gauges lag by seconds, and requests that have just
 from __future__ import annotations
 
 from math import exp, inf
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -41,21 +40,15 @@ class Booking(Struct, frozen=True):
     prefix: Prefix | None = None  # that it holds together with others, if it was booked so
 
 
-class Seen(Protocol):
-    """Something that is made of what a replica was, and has to be made anew when that changes."""
-
-    is_stale: bool
-
-
 class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
         "_before", "_computed_s", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
-        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "groups",
-        "is_draining", "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned",
-        "prefill_rate", "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share",
-        "running", "sequences", "speed", "stray_until_s",
+        "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "is_draining",
+        "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_rate",
+        "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share", "running", "sequences",
+        "speed", "stray_until_s", "watched",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -86,7 +79,7 @@ class Member:
         self._peak_since_s = -inf
         self._promise: Promise | None = NOTHING
         self._used_adapters: list[str] = []  # the last one at the end
-        self.groups: list[Seen] = []  # who keeps figures of it
+        self.watched: list[tuple[set[int], int]] = []  # where its number is put after every change
         self.adopt(replica, model_rates)
 
     def adopt(self, replica: Replica, model_rates: ModelRates) -> None:
@@ -134,8 +127,8 @@ class Member:
         """Recompute the rates after something was learnt."""
         self._rates = self.model_rates.rates_of(self.speed)
         self._rates_version = self.model_rates.version
-        for group in self.groups:
-            group.is_stale = True
+        for changed, at in self.watched:
+            changed.add(at)
 
     @property
     def view(self) -> View:
@@ -279,8 +272,8 @@ class Member:
 
     def _unsee(self) -> None:
         self._view = None
-        for group in self.groups:
-            group.is_stale = True
+        for changed, at in self.watched:
+            changed.add(at)
 
     def _sum(self) -> Promise:
         """Sequences, as reports count them, and KV tokens that any router promised."""

@@ -304,7 +304,7 @@ class Router:
         return cheapest(members, offers.costs(members), demand)
 
     def _near(self, demand: Demand, offers: Offers, avoid: AbstractSet[ReplicaId]) -> list[Member] | None:
-        """Return the cheapest of many members and those that tie with it; None where all have to be looked at."""
+        """Return only the cheapest of many members; None where all have to be looked at."""
         if self._baseline or self._slo is not None or self.shadows is not None or offers.use_lower_tiers:
             return None
         shortlist = self.fleet.shortlist(demand.model)
@@ -314,13 +314,14 @@ class Router:
         def may_have(member: Member) -> bool:
             return member.is_available and member.replica.id not in avoid and fits(demand, member)
 
-        return offers.nearest(shortlist, may_have) or None
+        found = offers.nearest(shortlist, may_have)
+        return None if found is None else [found]
 
     def _chosen(
         self, admission: Admission, turn: Turn, offers: Offers, members: list[Member], avoid: AbstractSet[ReplicaId],
         *, is_next: bool,
     ) -> Member | Waits:  # fmt: skip
-        """Have admission choose; if none of the nearest has a place for the conversation, of all members."""
+        """Have admission choose; where the nearest has no place for the conversation, of all members."""
         found = admission.choose(turn, offers.chances(members, self._slo), is_next=is_next)
         if isinstance(found, Waits) and not found.at_gate:
             everybody = self._candidates(turn.demand, avoid)
@@ -392,12 +393,14 @@ class Offers:
         """Whether replicas that hold equally much may cost differently to read from."""
         return bool(self._stored)
 
-    def nearest(self, shortlist: Shortlist, may_have: Callable[[Member], bool]) -> list[Member]:
-        """Return the cheapest members of a shortlist and all that tie with them."""
+    def nearest(self, shortlist: Shortlist, may_have: Callable[[Member], bool]) -> Member | None:
+        """Return whom a price for every member of a shortlist would choose."""
         usual, deeper = shortlist.deeper(self._hits)
         asked = asked_of(self._work_of(usual, shortlist.rates), shortlist.rates, self._ttft_weight)
         tie_tokens = TIE_SHARE * compute_tokens(0, self._demand.prompt_tokens)
-        return shortlist.cheapest(asked, deeper, may_have, self.cost_s, tie_tokens)
+        return shortlist.cheapest(
+            asked, deeper, may_have, self.cost_s, lambda member: tie_tokens * member.rates.token_s
+        )
 
     def meets(self, slo: Slo, member: Member) -> bool:
         """Return whether the request would get what it should there."""

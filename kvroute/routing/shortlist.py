@@ -1,13 +1,16 @@
-"""The few of many replicas that can be the cheapest for a request, without a price for each of the others.
+"""The cheapest of many replicas for a request, without a price for each of them.
 
-Replicas stand in groups. Of every replica a row of figures is kept, and of every group the least of each figure; both
-are made anew after a change. A request turns such a row into seconds that the replica costs at the least, a group's
-row into seconds that none of it can undercut. Groups are opened in that order, until the next one is dearer than the
-best price found. Replicas that hold more of the prompt than most are priced in any case.
+Replicas stand in groups. Of every replica a row of figures is kept, and of every group the least of each figure; what
+has changed is made anew before the next request. A request turns a replica's row into seconds that it costs at the
+least, and a group's row into seconds that none of it can undercut. Groups are opened in that order until the next one
+is dearer than the best price found. Replicas that hold more of the prompt than most are priced in any case.
 
     at least = fixed + wait + prefill + delay + stall + decode + eviction of a full cache
 
-which is the whole price where nothing overflows (`cost`). Not known here: who may have the request, and admission.
+which is the whole price where nothing overflows (`cost`). Ties go as everywhere to the fewest in flight, then to the
+least recently chosen: of those that might tie only who would win is priced.
+
+Not known here: who may have the request, and admission.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from kvroute.routing.replica import ReplicaId
 
 REPLICAS_MIN = 64  # fewer are all priced
 GROUP = 32
-ROUNDING = 1.0 - 1e-9
+ROUNDING = 1.0 - 1e-9  # of sums in another order: a bound may lie so little above the price
 Row = tuple[float, float, float, float, float, float]
 
 
@@ -39,11 +42,16 @@ class Asked(Struct, frozen=True):
     decode_s: float  # of the answer in an empty batch, by what it counts
     growth: float  # of each step by this request
 
-    def at_least_s(self, row: Row) -> float:
-        """Return the seconds that a row cannot undercut."""
-        pending, prefill, running, evicted, step, steps = row
-        tokens = pending + self.compute_tokens * prefill + self.stall_tokens * running + self.new_tokens * evicted
-        return ROUNDING * (self.fixed_s + self.token_s * tokens + self.decode_s * (step + self.growth * steps))
+    def at_least_s(self, rows: Sequence[Row]) -> list[float]:
+        """Return the seconds that each row cannot undercut."""
+        token_s, fixed_s, decode_s, growth = self.token_s, self.fixed_s, self.decode_s, self.growth
+        compute, stall, new = self.compute_tokens, self.stall_tokens, self.new_tokens
+        return [
+            fixed_s
+            + token_s * (pending + compute * prefill + stall * running + new * evicted)
+            + decode_s * (step + growth * steps)
+            for pending, prefill, running, evicted, step, steps in rows
+        ]
 
 
 def asked_of(work: Work, rates: Rates, ttft_weight: float) -> Asked:
@@ -75,34 +83,42 @@ def row_of(member: Member, published: Rates) -> Row:
     )
 
 
+def turn_of(member: Member) -> tuple[int, int, int]:
+    """Return what decides between replicas that cost the same; the least goes first."""
+    return (member.view.sequences, member.last_chosen, member.number)
+
+
 class Group:
     """Some replicas and their rows."""
 
-    __slots__ = ("is_stale", "least", "members", "rows", "slowest")
+    __slots__ = ("changed", "least", "members", "rows", "turn", "turns")
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
-        self.rows: list[Row] = []
-        self.least: Row = (0.0,) * 6
-        self.slowest = 1.0  # prefill of the slowest one, in those of its model's usual speed
-        self.is_stale = True
-        for member in members:
-            member.groups.append(self)
+        self.rows: list[Row] = [(0.0,) * 6] * len(members)
+        self.least: Row = self.rows[0]
+        self.turns = [(0, 0, 0)] * len(members)
+        self.turn = (0, 0, 0)  # the least of them
+        self.changed = set(range(len(members)))  # places whose rows are old
+        for at, member in enumerate(members):
+            member.watched.append((self.changed, at))
 
     def refresh(self, published: Rates) -> None:
-        """Make the rows anew."""
-        self.is_stale = False
-        self.rows = [row_of(member, published) for member in self.members]
+        """Make old rows anew."""
+        for at in self.changed:
+            self.rows[at] = row_of(self.members[at], published)
+            self.turns[at] = turn_of(self.members[at])
+        self.changed.clear()
         pending, prefill, running, evicted, step, steps = map(min, zip(*self.rows, strict=True))
-        self.slowest = max(member.rates.token_s for member in self.members) / published.token_s
         self.least = (pending, prefill, running, evicted, step, steps)
+        self.turn = min(self.turns)
 
 
 class Shortlist:
     """All replicas of one model. They share what was learnt about its speed."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._groups = [Group(members[at : at + GROUP]) for at in range(0, len(members), GROUP)]
+    def __init__(self, members: Sequence[Member], group: int = GROUP) -> None:
+        self._groups = [Group(members[at : at + group]) for at in range(0, len(members), group)]
         self._by_id = {member.replica.id: member for member in members}
         self._rates = members[0].model_rates
 
@@ -120,34 +136,58 @@ class Shortlist:
 
     def cheapest(
         self, asked: Asked, deeper: Iterable[Member], may_have: Callable[[Member], bool],
-        cost_s: Callable[[Member], float], tie_tokens: float,
-    ) -> list[Member]:  # fmt: skip
-        """Return all members whose cost is the least or is no more than the time for `tie_tokens` above it.
+        cost_s: Callable[[Member], float], tie_s: Callable[[Member], float],
+    ) -> Member | None:  # fmt: skip
+        """Return the member of lowest cost, of those that tie the one whose turn it is; None where none may have it.
 
-        Some others may be among them.
+        Args:
+            asked: the request, holding as much as any that is not among `deeper`.
+            deeper: members that are priced in any case.
+            may_have: whether one may have it.
+            cost_s: what it costs on one.
+            tie_s: what may be added to the lowest cost for another to be equal to it.
         """
-        published = self.rates
-        bounds, slowest = [], 1.0
-        for at, group in enumerate(self._groups):
-            if group.is_stale:
+        groups, published = self._groups, self.rates
+        for group in groups:
+            if group.changed:
                 group.refresh(published)
-            slowest = max(slowest, group.slowest)
-            bounds.append((asked.at_least_s(group.least), at))
-        bounds.sort()
-        tie_s = tie_tokens * published.token_s * slowest
-        members = [member for member in deeper if may_have(member)]
-        limit_s = min(map(cost_s, members), default=inf) + tie_s
-        priced = set(members)
-        for bound_s, at in bounds:
-            if bound_s > limit_s:
+        bounds = asked.at_least_s([group.least for group in groups])
+        order = sorted(range(len(groups)), key=bounds.__getitem__)
+        known = {member: cost_s(member) for member in deeper if may_have(member)}
+        best = min(known, key=known.__getitem__, default=None)
+        least_s = inf if best is None else known[best]
+        opened: dict[int, list[float]] = {}
+
+        def rows_of(at: int) -> list[float]:
+            if at not in opened:
+                opened[at] = asked.at_least_s(groups[at].rows)
+            return opened[at]
+
+        for at in order:
+            if bounds[at] >= least_s * ROUNDING:
                 break
-            group = self._groups[at]
-            for member, row in zip(group.members, group.rows, strict=True):
-                if asked.at_least_s(row) > limit_s or member in priced or not may_have(member):
+            for member, bound_s in zip(groups[at].members, rows_of(at), strict=True):
+                if bound_s < least_s * ROUNDING and member not in known and may_have(member):
+                    cost = known[member] = cost_s(member)
+                    if cost < least_s:
+                        best, least_s = member, cost
+        if best is None:
+            return None
+        limit_s = least_s + tie_s(best)
+        winner = min((member for member, cost in known.items() if cost <= limit_s), key=turn_of)
+        turn = turn_of(winner)
+        for at in order:
+            group = groups[at]
+            if bounds[at] * ROUNDING > limit_s:
+                break
+            if group.turn >= turn:
+                continue
+            for member, bound_s, its_turn in zip(group.members, rows_of(at), group.turns, strict=True):
+                if its_turn >= turn or bound_s * ROUNDING > limit_s or member in known:
                     continue
-                members.append(member)
-                limit_s = min(limit_s, cost_s(member) + tie_s)
-        return sorted(members, key=lambda member: member.number)
+                if may_have(member) and cost_s(member) <= limit_s:
+                    winner, turn = member, its_turn
+        return winner
 
 
 def shortlist_of(model: str, members: Sequence[Member]) -> Shortlist | None:

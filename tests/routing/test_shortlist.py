@@ -10,9 +10,10 @@ from kvroute.routing.demand import Promise
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.replica import Load, ReplicaId
 from kvroute.routing.router import Router
+from kvroute.routing.shortlist import Shortlist
 from tests.routing.builders import ROUND, ask, replica
 
-COUNT = 96
+COUNT = 24
 LOADS = st.tuples(
     st.integers(0, 40),
     st.integers(0, 60_000),
@@ -22,7 +23,7 @@ LOADS = st.tuples(
 )
 
 
-def fleet_under(loads: list[tuple[int, int, int, int, int]]) -> Fleet:
+def fleet_under(loads: list[tuple[int, int, int, int, int]], *, has_shortlist: bool) -> Fleet:
     """Make a fleet whose replicas are loaded in turn as told: requests, prefill, KV, tokens in the cache, slowness."""
     fleet = Fleet(ROUND)
     names = [ReplicaId(f"r{number}") for number in range(COUNT)]
@@ -31,7 +32,7 @@ def fleet_under(loads: list[tuple[int, int, int, int, int]]) -> Fleet:
     for number, name in enumerate(names):
         _, _, _, filled, slowness = loads[number % len(loads)]
         fleet.report(name, Load(prompt_tokens=filled), 1.0)
-        (member,) = (each for each in fleet.serving("m") if each.replica.id == name)
+        member = fleet.serving("m")[number]
         for _ in range(20 if slowness > 1 else 0):
             member.speed.prefill.learn(float(slowness))
         member.refresh_rates()
@@ -40,6 +41,7 @@ def fleet_under(loads: list[tuple[int, int, int, int, int]]) -> Fleet:
         requests, prefill, kv, *_ = loads[number % len(loads)]
         promises[name] = Promise(requests, prefill, kv)
     fleet.set_others(promises)
+    fleet._shortlists["m"] = Shortlist(fleet.serving("m"), group=4) if has_shortlist else None
     return fleet
 
 
@@ -58,13 +60,8 @@ def test_the_shortlist_chooses_as_pricing_everybody_does(loads, prompt, held, ev
     hits = {id: tokens for id, tokens in hits.items() if tokens}
     avoid = {ReplicaId(f"r{number}") for number in gone}
     chosen = []
-    for least in (COUNT, COUNT + 1):
-        fleet = fleet_under(loads)
-        saved, module.REPLICAS_MIN = module.REPLICAS_MIN, least
-        try:
-            assert (fleet.shortlist("m") is not None) == (least == COUNT)
-        finally:
-            module.REPLICAS_MIN = saved
+    for has_shortlist in (True, False):
+        fleet = fleet_under(loads, has_shortlist=has_shortlist)
         router = Router(fleet, ttft_weight=weight)
         placements = [router.place(ask(prompt), hits, 2.0, avoid).placement for _ in range(3)]
         chosen.append([(one.replica, one.cost_s) for one in placements])
