@@ -100,22 +100,22 @@ def play(count: int, warm: int) -> tuple[list[float], list[str]]:
                 break
             hits.update(dict.fromkeys(here, depth * BLOCK))
         begin = time.thread_time_ns()
-        lease = router.admit(demand, hits, now_s)
+        answer = router.admit(demand, hits, now_s)
         took = (time.thread_time_ns() - begin) / 1_000
         if number >= warm:
             spent.append(took)
-        if not isinstance(lease, Lease):
-            router.drop(lease, now_s)
+        if not isinstance(answer, Lease):
+            router.drop(answer, now_s)
             went.append("held")
             continue
-        placed = lease.placement
-        went.append(placed.replica)
+        placed = answer.placement
+        went.append(str(placed.replica))
         for name in names:
             holders.setdefault(name, {})[placed.replica] = None
         first_s = now_s + placed.first_token_s
         end_s = first_s + output * placed.rates.step_at(placed.view.sequences, placed.view.kv_tokens)
-        heappush(due, (first_s, 2 * number, lease, None))
-        heappush(due, (end_s, 2 * number + 1, lease, Usage(demand.prompt_tokens, output, placed.hit_tokens)))
+        heappush(due, (first_s, 2 * number, answer, None))
+        heappush(due, (end_s, 2 * number + 1, answer, Usage(demand.prompt_tokens, output, placed.hit_tokens)))
     return spent, went
 
 

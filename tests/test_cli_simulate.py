@@ -182,3 +182,18 @@ def test_measured_step_times_replace_the_computed_ones(tmp_path):
     table.write_text("kind,count,context,seconds\nsleep,1,0,0.04\n")
     done = simulate(*SMALL, "--step-times", table)
     assert (done.exit_code, "row 1: kind" in done.output) == (1, True)
+
+
+def test_phases_are_counted_apart():
+    """A conversation counts where it began, and every request counts once."""
+    found = figures(*SMALL, "--policy", "kvroute", "--phases", "1,2")["policies"]["kvroute"]
+    assert [phase["begin_s"] for phase in found["phases"]] == [0, 1, 2]
+    assert sum(phase["completed"] for phase in found["phases"]) == found["summary"]["requests"]["mean"]
+
+
+@pytest.mark.parametrize("text", ["5,4", "now", "0", "5,5", "nan"])
+def test_phases_that_do_not_follow_each_other_are_refused(text):
+    """They are times that grow."""
+    done = simulate(*SMALL, "--phases", text)
+    assert done.exit_code == 1
+    assert "--phases" in done.output

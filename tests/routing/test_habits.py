@@ -134,3 +134,24 @@ def test_models_are_bounded():
     for number in range(1, MODELS_MAX + 1):
         book.of(f"m{number}")
     assert book.of("m0") is not first
+
+
+def test_who_is_silent_for_long_returns_less_and_less():
+    """After pauses of about 4 s and a tenth that ends: nearly sure at first, hardly likely after a minute."""
+    habits = Habits()
+    for _ in range(200):
+        habits.learn_pause(4.0)
+    chances = [habits.returns_after(silent_s) for silent_s in (0.0, 3.0, 60.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] == 0.0
+
+
+def test_of_the_silent_those_that_pause_count_as_live():
+    """Who has a turn under way lives; of the silent ones as many as pause at a time, not those that have ended."""
+    habits = Habits()
+    habits.under_way, habits.silent = 3, 10
+    before = habits.live()
+    assert 3 < before < 13
+    for _ in range(300):
+        habits.learn_end(1)
+    assert 3 < habits.live() < 0.7 * before

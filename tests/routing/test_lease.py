@@ -191,3 +191,11 @@ def act(lease: object, operation: str, now: float) -> None:
         lease.refuse(now)
     else:
         lease.finish(Outcome(operation), now, Usage(100, 10, 0))
+
+
+def test_a_booking_that_was_known_to_overflow_is_confirmed_up_to_what_was_known():
+    """Only what another router did meanwhile is a reason to be refused, and to go where nothing is cached."""
+    router = router_of("r0")
+    assert router.place(ask(1_000), {}, now=0.0).reserve_limit_tokens == 100_000
+    router.fleet.set_others({R0: Promise(9, 0, 100_000)})
+    assert router.place(ask(1_000), {}, now=0.0).reserve_limit_tokens == 100_000 + 1_100 + 1_100

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvroute.routing.demand import Promise
+from kvroute.routing.cost import work_of
+from kvroute.routing.demand import Prefix, Promise
 from kvroute.routing.member import FAILURES_MAX, PEAK_WINDOW_S, REPORT_LIFE_S, Booking, Member
 from kvroute.routing.rates import ModelRates
 from kvroute.routing.replica import Load
@@ -108,3 +109,35 @@ def test_a_prefix_that_all_share_is_booked_once():
     for second in range(30):
         r0.report(Load(running=40, kv_used_fraction=0.20), now=float(second))
     assert r0.view.pinned_share == pytest.approx((20_000 - 4_000) / 160_000)
+
+
+def test_a_prefix_that_is_known_to_be_shared_counts_once_at_once():
+    """Ten requests of 4,000 shared and 200 own tokens ask for 6,000 together, and give back all of it."""
+    r0, prefix, work = member(), Prefix(7, 4_000), work_of(4_100, 50, 50.0)
+    booked = []
+    for _ in range(10):
+        added, apart = r0.asks(work, prefix)
+        assert added == (200 if booked else 4_200)
+        assert apart is prefix
+        booked.append(Booking(1, 50, 200, 4_100, 50, prefix))
+        r0.book(booked[-1])
+    assert r0.promise.kv_tokens == 6_000
+    for each in booked:
+        r0.give_back(each, has_begun=False)
+    assert (r0.promise.kv_tokens, r0.prefixes) == (0, {})
+
+
+def test_a_prefix_that_is_not_there_is_asked_for_in_full():
+    """What is computed anew needs room, whoever else shares it."""
+    assert member().asks(work_of(1_000, 3_200, 50.0), Prefix(7, 4_000)) == (4_250.0, None)
+
+
+def test_a_replica_says_how_busy_it_is_and_how_long_it_keeps_things():
+    """At 500 prompt tokens of 1 ms and 100 generated ones a second: half busy, and all is new after 1,000 / 600 s."""
+    r0 = member(capacity_tokens=1_000)
+    for second in range(600):
+        r0.report(Load(prompt_tokens=700 * second, prefix_hits=200 * second, generation_tokens=100 * second), second)
+    assert r0.view.busy == pytest.approx(0.5, rel=0.01)
+    assert r0.turnover_s == pytest.approx(1_000 / 600, rel=0.01)
+    r0.report(Load(prompt_tokens=10), 600.0)
+    assert r0.view.busy == pytest.approx(0.5, rel=0.01)

@@ -6,7 +6,7 @@ from math import exp
 
 import pytest
 
-from kvroute.routing.memory_plan import LONGEST_S, Turns, best_plan, turns_served
+from kvroute.routing.memory_plan import LONGEST_S, Turns, best_plan, population, turns_served
 from kvroute.routing.rates import Rates
 
 RATES = Rates(fixed_s=0.0, token_s=0.0001, step_s=0.02, sequence_growth=0.0, kv_growth=0.0)
@@ -59,3 +59,20 @@ def test_nobodys_place_is_kept_for_longer_than_ten_minutes():
     """However rare and long pauses are, and however much room there is, the plan has an end."""
     plan = best_plan(turns(5_000.0), 100_000.0, RATES)
     assert plan.memory_s <= LONGEST_S
+
+
+def test_long_pauses_need_no_seats_where_eviction_copes():
+    """Readers who pause for minutes keep an engine little busy: many more than fit may live there."""
+    assert population(turns(300.0), 20.0, RATES, 1.0) > 100
+
+
+def test_agents_without_pauses_outgrow_a_cache_at_once():
+    """Who never pauses has a turn under way all the time: hardly more can live than fit."""
+    assert 18 < population(turns(0.0), 20.0, RATES, 1.0) < 24
+
+
+def test_the_more_answers_count_the_less_may_prefills_stand_in_their_way():
+    """What an engine may recompute falls with the weight of first tokens, to nothing."""
+    several = [population(turns(60.0), 20.0, RATES, weight) for weight in (1.0, 0.8, 0.4, 0.0)]
+    assert several == sorted(several, reverse=True)
+    assert several[-1] == 0.0

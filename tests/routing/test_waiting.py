@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kvroute.routing.conversations import Conversation
+from kvroute.routing.cost import work_of
 from kvroute.routing.hold import Hold
+from kvroute.routing.member import Member
+from kvroute.routing.rates import ModelRates
 from kvroute.routing.turn import Turn
 from kvroute.routing.waiting import TENANTS_MAX, Served, Ticket, Waiting
-from tests.routing.builders import ask
+from tests.routing.builders import ROUND, ask, replica
 
 
 def ticket(number: int, conversation: int, *, size_bytes: int = 10, **fields: object) -> Ticket:
@@ -131,3 +134,19 @@ def test_first_of_a_line_is_the_least_of_all(count: int):
     tickets = [ticket(number, (number * 37) % 100) for number in range(count)]
     ages = {each.hold.number: each.turn.conversation.number for each in tickets}
     assert [ages[number] for number in line(*tickets)] == sorted(ages.values())
+
+
+def test_of_each_gate_only_the_oldest_are_asked():
+    """However many wait, so many of each gate are looked at, in the order of all."""
+    waiting = Waiting()
+    gates = {}
+    for number in range(1, 41):
+        each = ticket(number, 100 - number)
+        member = gates.setdefault(number % 2, Member(replica(f"r{number % 2}"), 1, ModelRates(ROUND)))
+        each.gate = (member, work_of(0, 100, 10.0), None)
+        waiting.add(each, at_gate=True)
+    assert [each.hold.number for each in waiting.at_gates(2)] == [40, 39, 38, 37]
+    assert len(waiting.at_gates()) == 40
+    for each in waiting.at_gates():
+        waiting.remove(each.hold)
+    assert (len(waiting), waiting.at_gates()) == (0, [])

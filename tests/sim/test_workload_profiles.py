@@ -138,3 +138,12 @@ def test_every_figure_is_playable_or_refused_by_name(name, kind):
             assert turns, field.name
             assert all(turn.prompt_tokens > 0 and turn.output_tokens > 0 for turn in turns)
             assert all(0 <= script.start_s < 1e9 for script in scripts)
+
+
+def test_a_day_rises_and_falls():
+    """Runs begin rarely at dawn and at dusk, and often at noon."""
+    starts = [script.start_s for script in generated("day", {"low": "0.1", "high": "2", "span": "900"}, 16, 3)]
+    dawn, noon, dusk = (sum(begin <= at < begin + 300 for at in starts) for begin in (0, 300, 600))
+    assert noon > 2 * max(dawn, dusk)
+    assert min(dawn, dusk) > 0
+    assert starts[-1] < 900
