@@ -125,12 +125,14 @@ class Service:
         upstream = self._upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
         router = self._router()
+        asker = Asker(store.index, SeenWindow(), self.stats, feeds.honesty)
         placing = Placing(
             router=router,
             ledger=store.ledger,
             stats=self.stats,
             fleet_changed=feeds.changed,
             no_replica_wait_s=config.proxy.no_replica_wait_s,
+            again=asker.again,
         )
         dispatch = Dispatch(
             placing=placing,
@@ -143,7 +145,7 @@ class Service:
             judge=feeds.judge,
         )
         handler = Handler(
-            asker=Asker(store.index, SeenWindow(), self.stats, feeds.honesty),
+            asker=asker,
             dispatch=dispatch,
             placing=placing,
             catalogue=catalogue,

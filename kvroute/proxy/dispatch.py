@@ -104,7 +104,7 @@ class Dispatch:
         doubtful: list[Lease] = []  # of replicas that answered with an error of theirs: is it the request's fault?
         while True:
             try:
-                lease = await self._placing.place(question, failed.keys(), len(body))
+                question, lease = await self._placing.place(question, failed.keys(), len(body))
             except NoReplica:
                 if failed:  # everyone else has failed; the last failure says more than "nobody"
                     raise list(failed.values())[-1] from None

@@ -1,7 +1,7 @@
 """A lease for every request: at once, after a hold, or when some replica is well again.
 
 Three waits end here. The router may *hold* a request until memory fits: it names the holds that may go, each of which
-is then placed in the same step, so that the next one sees its booking. A *reservation* in the shared ledger may be
+is then looked up again and placed by what replicas hold by now. A *reservation* in the shared ledger may be
 refused because another router was faster; then the request is placed again. And where *no replica* is available, the
 request waits for a change of the fleet. Each wait has a bound, and a client that leaves ends it at once.
 """
@@ -9,8 +9,9 @@ request waits for a change of the fleet. Each wait has a bound, and a client tha
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from itertools import takewhile
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.router import Router
+
+log = logging.getLogger("kvroute.placing")
 
 LOOK_AGAIN_S = 0.5  # while no replica is available or requests are held, besides every change that is told
 
@@ -38,7 +41,7 @@ class _Held(Struct, eq=False):
     """A request that waits for its lease."""
 
     hold: Hold
-    question: Question
+    question: Question  # as it was looked up last
     avoid: Set[ReplicaId]
     lease: asyncio.Future[Lease]
 
@@ -54,6 +57,7 @@ class Placing:
         stats: HandlerStats,
         fleet_changed: asyncio.Event,
         no_replica_wait_s: float,
+        again: Callable[[Question], Awaitable[Question]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
@@ -61,13 +65,15 @@ class Placing:
         self._stats = stats
         self._fleet_changed = fleet_changed
         self._no_replica_wait_s = no_replica_wait_s
+        self._again = again
         self._clock = clock
         self._held: dict[int, _Held] = {}  # by the hold's number
         self._is_looking = False  # a look is due in this turn of the event loop
         self._tick: asyncio.TimerHandle | None = None
+        self._going: set[asyncio.Task[None]] = set()  # one for each hold that may go, while it is looked up
 
-    async def place(self, question: Question, avoid: Set[ReplicaId], size_bytes: int) -> Lease:
-        """Book a place.
+    async def place(self, question: Question, avoid: Set[ReplicaId], size_bytes: int) -> tuple[Question, Lease]:
+        """Book a place; return it with the question, which was looked up again if it was held.
 
         Args:
             question: the request.
@@ -84,8 +90,13 @@ class Placing:
             now_s = self._clock()
             try:
                 found = self._admit(question, avoid, size_bytes, now_s)
-                lease = found if isinstance(found, Lease) else await self._held_until_placed(found, question, avoid)
-                return await self._confirmed(question, avoid, lease) if lease.reserve_tokens else lease
+                if isinstance(found, Lease):
+                    lease = found
+                else:
+                    question, lease = await self._held_until_placed(found, question, avoid)
+                if lease.reserve_tokens:
+                    lease = await self._confirmed(question, avoid, lease)
+                return question, lease
             except NoReplica:
                 until_s = until_s or now_s + self._no_replica_wait_s
                 left_s = until_s - self._clock()
@@ -125,7 +136,9 @@ class Placing:
         finally:
             self._stats.held -= 1
 
-    async def _held_until_placed(self, hold: Hold, question: Question, avoid: Set[ReplicaId]) -> Lease:
+    async def _held_until_placed(
+        self, hold: Hold, question: Question, avoid: Set[ReplicaId]
+    ) -> tuple[Question, Lease]:
         loop = asyncio.get_running_loop()
         held = self._held[hold.number] = _Held(hold, question, avoid, loop.create_future())
         outcome = "left"
@@ -136,7 +149,7 @@ class Placing:
         try:
             lease = await held.lease
             outcome = "placed"
-            return lease
+            return held.question, lease
         except BaseException as error:
             if isinstance(error, KvrouteError):
                 outcome = "expired" if isinstance(error, Overloaded) else "failed"
@@ -158,11 +171,25 @@ class Placing:
             self._try(held, now_s)
         for hold in self._router.released(now_s):
             if (waiting := self._held.get(hold.number)) is not None:
-                self._try(waiting, now_s)
+                task = asyncio.get_running_loop().create_task(self._go(waiting), name="place a held request")
+                self._going.add(task)
+                task.add_done_callback(self._going.discard)
         if self._tick is not None:
             self._tick.cancel()
         loop = asyncio.get_running_loop()
         self._tick = loop.call_later(LOOK_AGAIN_S, self._look) if self._held else None
+
+    async def _go(self, held: _Held) -> None:
+        """Place a request that may go, by what replicas hold now."""
+        try:
+            held.question = await self._again(held.question)
+        except Exception:  # the border: what was known when it came is still a guess
+            log.exception("a held request could not be looked up again")
+        number = held.hold.number
+        if self._held.get(number) is held:
+            self._try(held, self._clock())
+            if number not in self._held:  # whoever is next may go now
+                self.changed()
 
     def _try(self, held: _Held, now_s: float) -> None:
         question, hold = held.question, held.hold

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kvroute.adapters.index import Index, Match
+from kvroute.adapters.index import Index, Match, Namespace
 from kvroute.kv.chain import PrefixChain, Root
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import ServedModel
@@ -33,6 +34,7 @@ class Question(Struct, frozen=True):
         ReplicaId, int
     ]  # of those with slower tiers, what they have on any; where it is more than in `hits`
     match: Match
+    reads_cache: bool  # whether its engine looks for cached blocks at all
     seen_tokens: int  # of the prompts, that went through this deployment before
 
     @property
@@ -55,23 +57,11 @@ class Asker:
         entry, root, stats = served.entry, served.root(inference.cache_salt), self._stats
         read, block_size = entry.reader.read, entry.block_size
         prompts = tuple([await read(source, block_size=block_size, root=root) for source in inference.sources])
-        chains = [prompt.reusable for prompt in prompts]
-        match = NOTHING_HELD
-        if any(chains):
-            stats.lookups += 1
-            match = await self._index.match(entry.namespace, chains)
-            stats.local_lookups += match.source == "local"
+        match = await self._match(entry.namespace, prompts)
         stats.unread_prompts += not prompts
-        hits: dict[ReplicaId, int] = {}
-        stored: dict[ReplicaId, int] = {}
+        hits, stored = self._known(prompts, match) if inference.reads_cache else ({}, {})
         seen_tokens = 0
         if inference.reads_cache:
-            hits = self._honesty.discounted(hits_of(prompts, match.holdings))
-            for replica, doubt in match.doubts.items():
-                if replica in hits:
-                    hits[replica] = int(hits[replica] * (1 - SUSPECT_DISCOUNT * doubt))
-            if match.slower:
-                stored = self._honesty.discounted(hits_of(prompts, [tiers[-1] for tiers in match.slower]))
             seen_tokens = max(sum(map(self._see, prompts)), *hits.values(), 0)  # other routers may have seen more
         return Question(
             served=served,
@@ -81,8 +71,36 @@ class Asker:
             hits=hits,
             stored=stored,
             match=match,
+            reads_cache=inference.reads_cache,
             seen_tokens=seen_tokens,
         )
+
+    async def again(self, question: Question) -> Question:
+        """Return a question with what replicas hold now: it may have waited for long since it was asked."""
+        match = await self._match(question.served.entry.namespace, question.prompts)
+        hits, stored = self._known(question.prompts, match) if question.reads_cache else ({}, {})
+        return replace(question, hits=hits, stored=stored, match=match)
+
+    async def _match(self, namespace: Namespace, prompts: tuple[Prompt, ...]) -> Match:
+        chains = [prompt.reusable for prompt in prompts]
+        if not any(chains):
+            return NOTHING_HELD
+        self._stats.lookups += 1
+        match = await self._index.match(namespace, chains)
+        self._stats.local_lookups += match.source == "local"
+        return match
+
+    def _known(
+        self, prompts: tuple[Prompt, ...], match: Match
+    ) -> tuple[Mapping[ReplicaId, int], Mapping[ReplicaId, int]]:
+        """Return the prompt tokens that each replica need not compute, and where slower tiers have more, that."""
+        hits = self._honesty.discounted(hits_of(prompts, match.holdings))
+        for replica, doubt in match.doubts.items():
+            if replica in hits:
+                hits[replica] = int(hits[replica] * (1 - SUSPECT_DISCOUNT * doubt))
+        if not match.slower:
+            return hits, {}
+        return hits, self._honesty.discounted(hits_of(prompts, [tiers[-1] for tiers in match.slower]))
 
     def _see(self, prompt: Prompt) -> int:
         return min(self._seen.see(prompt.chain), prompt.hit_limit_blocks) * prompt.block_size

@@ -173,15 +173,17 @@ async def _router(
         fleet.join(replica, 0.0)
         index.join(replica.id, namespace, kv_tokens // BLOCK_SIZE)
     ledger, account, learner, upstream = Ledger(), Account(), Learner(index, stats), Upstream(upstream_settings)
+    asker = Asker(index, SeenWindow(), stats)
     placing = Placing(
         router=Router(fleet, policy, Random(0), admission=admission),
         ledger=ledger,
         stats=stats,
         fleet_changed=changed,
         no_replica_wait_s=no_replica_wait_s,
+        again=asker.again,
     )
     door = Handler(
-        asker=Asker(index, SeenWindow(), stats),
+        asker=asker,
         placing=placing,
         dispatch=Dispatch(
             placing=placing,

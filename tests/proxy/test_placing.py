@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from kvroute.kv.prompt import ChatPrompt
+from kvroute.proxy.dispatch import DispatchSettings
 from kvroute.routing.admission import AdmissionSettings
-from tests.proxy.harness import Pool, chat, pool
+from kvroute.routing.replica import ReplicaId
+from tests.proxy.harness import BLOCK_SIZE, MODEL, Pool, chat, pool
 
 SMALL_TOKENS = 640  # a cache that one of these answers nearly fills
 
@@ -45,6 +48,28 @@ async def test_what_does_not_fit_waits_and_is_served():
         assert [answer[0] for answer in answers] == [200] * 4
         assert not it.stats.held
         assert not it.in_flight()
+
+
+async def test_a_held_request_goes_by_what_is_cached_then():
+    """Its prompt comes into the cache while a request waits: it is placed as a hit, although it was none before."""
+    dispatch = DispatchSettings(expose_prediction=True)
+    async with pool(1, admission=settings(), kv_tokens=SMALL_TOKENS, dispatch=dispatch, speed=5.0) as it:
+        others = [asking(it, number) for number in range(2)]
+        await it.eventually(lambda: it.stats.held, "somebody waits")
+        last = asking(it, 9)
+        await it.eventually(lambda: it.stats.held == 2, "the last one waits, too")
+        served = it.catalogue.find(MODEL)
+        prompt = await served.entry.reader.read(
+            ChatPrompt(chat(f"{9} " * 40)["messages"]), block_size=BLOCK_SIZE, root=served.root(None)
+        )
+        assert prompt.hit_limit_blocks
+        it.index.record(ReplicaId(it.replicas[0]), prompt.chain)
+        for task in others:
+            task.cancel()
+        status, head, _ = await last
+        predicted = int(head["x-kvroute-predicted-tokens"])
+        assert (status, predicted) == (200, prompt.hit_limit_blocks * BLOCK_SIZE)
+        await cancelled(others)
 
 
 async def test_a_held_request_whose_client_leaves_is_forgotten():
