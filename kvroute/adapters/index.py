@@ -96,6 +96,10 @@ class Index(Protocol):
         `reusable_blocks`: how many of them the same prompt would find again, if not all.
         """
 
+    def answered(self, replica: ReplicaId, chain: PrefixChain) -> None:
+        """Note that the replica has generated the last blocks of the chain. Where its events say what it holds, they
+        are late by a moment, for which this counts."""
+
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
 
@@ -237,6 +241,12 @@ class MemoryIndex:
         if replica in self._feeds:
             self._feeds[replica][1].record(chain, time.monotonic(), reusable_blocks)
         self.apply(replica, chain)
+
+    def answered(self, replica: ReplicaId, chain: PrefixChain) -> None:
+        """Note that the replica has generated the last blocks of the chain."""
+        self.record(replica, chain, 0)
+        if replica in self._feeds:
+            self._feeds[replica][1].keep(chain, time.monotonic())
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""

@@ -170,6 +170,13 @@ class RedisIndex:
         writes = [] if change.stored is None else [Write(b"+", change.stored)]
         self._send(replica, writes, sent(chain, change.held), chain)
 
+    def answered(self, replica: ReplicaId, chain: PrefixChain) -> None:
+        """Note that the replica has generated the last blocks of the chain."""
+        self.record(replica, chain, 0)
+        shard = self._homes.get(replica)
+        if shard is not None and (promised := shard.members[replica].promised) is not None:
+            promised.keep(chain, time.monotonic())
+
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
         if self.shadow.apply(replica, chain, held_blocks) is None or held_blocks >= blocks_in(chain):

@@ -104,8 +104,7 @@ class Learner:
             self._stats.answers_not_learnt += 1
             return
         self._stats.answers_learnt += 1
-        if not self._index.is_exact(lesson.replica):  # else its own events tell
-            self._index.record(lesson.replica, chain)
+        self._index.answered(lesson.replica, chain)
 
 
 def completes_block(prompt: Prompt, usage: Usage) -> bool:

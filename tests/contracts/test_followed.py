@@ -13,7 +13,7 @@ from kvroute.adapters.index import Index
 from kvroute.kv.chain import PrefixChain
 from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.events import decode_batch
-from kvroute.kv.promised import LIFE_S
+from kvroute.kv.promised import LIFE_S, TELLING_S
 from kvroute.routing.replica import ReplicaId
 from tests.adapters.streams import Engine
 from tests.contracts.test_index import NS, R0, R1, R2, chain, holdings, settled
@@ -59,6 +59,21 @@ async def test_what_was_sent_does_not_count_beside_events(index):
     assert await holdings(index, chain(8)) == [{}]
     await asyncio.sleep(LIFE_S)
     assert await holdings(index, chain(5, 6, 7)) == [{R0: 1}]
+
+
+@pytest.mark.slow
+async def test_what_was_generated_counts_until_events_can_have_come(index):
+    """The blocks of an answer count at once, for the next turn may be there before the engine's events; they are not
+    the engine's word, and end soon."""
+    (engine,) = followed(index, R0)
+    engine.say(stored([1], None, [5], 1))
+    await settled(index, [{R0: 1}], chain(5))
+    index.record(R0, chain(5, 6))
+    index.delivered(R0, chain(5, 6), 1)
+    index.answered(R0, chain(5, 6, 7))
+    assert await holdings(index, chain(5, 6, 7, 8)) == [{R0: 3}]
+    await asyncio.sleep(TELLING_S)
+    assert await holdings(index, chain(5, 6, 7, 8)) == [{R0: 1}]
 
 
 @pytest.mark.slow
