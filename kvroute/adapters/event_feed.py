@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kvroute.kv.block_tree import TIERS
 from kvroute.kv.cells import Changes
-from kvroute.kv.chain import PrefixChain
+from kvroute.kv.chain import PrefixChain, blocks_in
 from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.event_sequence import EventSink, Position
 from kvroute.kv.events import MalformedBatch, decode_batch
@@ -170,6 +170,10 @@ class EventFeed:
         """A request found so many blocks of its chain in the cache."""
         self.table.delivered(chain, held_blocks)
         self.changed()
+
+    def has_told(self, chain: PrefixChain) -> bool:
+        """Say whether the engine has told of all blocks of a chain, and holds them still."""
+        return self.table.held(chain) == blocks_in(chain)
 
     @property
     def doubt(self) -> float | None:

@@ -224,6 +224,7 @@ class MemoryIndex:
         feed, promised = self._feeds[replica]
         if not feed.is_exact:
             return residency.held(chain)
+        promised.settle(feed.has_told)
         table = feed.table
         return max(table.reusable(chain), promised.held(chain, time.monotonic(), to_ends=table.ends.are_needed))
 

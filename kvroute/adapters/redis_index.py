@@ -350,6 +350,8 @@ def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[di
     for member in shard.members.values():
         if member.promised is None:
             continue
+        if member.writer is not None and member.writer.feed.is_exact:
+            member.promised.settle(member.writer.feed.has_told)
         for chain, holding in zip(chains, holdings, strict=True):
             blocks = member.promised.held(chain, now_s, to_ends=member.replica in shard.hybrids)
             if blocks > holding.get(member.replica, 0):

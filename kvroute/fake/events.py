@@ -43,7 +43,7 @@ class EventFeed:
         self._stories: dict[RequestId, Story] = {}
         self._at: dict[int, tuple[int, list[Story]]] = {}  # block hash -> its place in the chain, and who has it
         self._left: deque[tuple[int, RequestId]] = deque()  # with the step after which it may be forgotten
-        self._again: list[CacheEvent] = []  # blocks to be told again with the step under way
+        self._again: list[tuple[Stored, Story]] = []  # to be told again with the step under way, of who found them
         self._steps = 0
 
     @property
@@ -62,7 +62,7 @@ class EventFeed:
         story = self._stories[request]
         if story.reports_hits and hit_blocks:
             found = tuple(map(BlockHash, hashes_of(story.chain)[:hit_blocks]))
-            self._again.append(Stored(found, None))
+            self._again.append((Stored(found, None), story))
 
     def left(self, request: RequestId) -> None:
         """Learn that a sequence has ended, however."""
@@ -73,7 +73,8 @@ class EventFeed:
 
     def stepped(self, events: Sequence[CacheEvent]) -> None:
         """Publish what a step changed, if anything."""
-        told = [event for event in map(self._told, [*self._again, *events]) if event]
+        told = [self._stored(event, story) for event, story in self._again]
+        told += [event for event in map(self._told, events) if event]
         self._again.clear()
         if told:
             self.publisher.publish(msgpack.encode([time.time(), told, RANK]))
@@ -92,16 +93,14 @@ class EventFeed:
     def _told(self, event: CacheEvent) -> dict[str, Any]:
         """Write one event; empty for blocks of a sequence that is not known any more, which nobody can tell."""
         if isinstance(event, Stored):
-            return self._stored(event)
+            _, holders = self._at.get(event.hashes[-1], (0, []))
+            return self._stored(event, holders[0]) if holders else {}
         if isinstance(event, Cleared):
             return {"type": "AllBlocksCleared"}
         return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": event.medium, "group_idx": 0}
 
-    def _stored(self, event: Stored) -> dict[str, Any]:
-        place, holders = self._at.get(event.hashes[-1], (0, []))
-        if not holders:
-            return {}
-        story, count = holders[0], len(event.hashes)
+    def _stored(self, event: Stored, story: Story) -> dict[str, Any]:
+        place, count = self._at[event.hashes[-1]][0], len(event.hashes)
         first = place + 1 - count
         width = self._block_size * TOKEN_BYTES
         ids = memoryview(story.tokens)[first * width : (place + 1) * width].cast("I").tolist()

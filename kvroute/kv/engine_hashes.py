@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -129,18 +129,14 @@ class EngineHashes:
 
     def everything(self) -> list[Changes]:
         """Return all that is reached now, for a store that has nothing of it; nothing is then left to tell."""
-        self._settle_ends()
-        self.tree.forget_changes()
-        self.ends.take_changes()
+        self.changes()
         everything = [Changes(tier, b"", pack_cells(cells)) for tier, cells in enumerate(self.tree.cells) if cells]
         return [*everything, Changes(ENDS, b"", pack_cells(self.ends.cells))] if self.ends.are_needed else everything
 
     def suspect(self) -> None:
         """Note that events were lost: every block may be gone, and no count of copies can be trusted."""
-        for column in self._columns.values():
-            for block, copies in enumerate(column):
-                if copies > 1:
-                    column[block] = 1
+        for key, column in self._columns.items():
+            self._columns[key] = array("H", map(bool, column))
         self._is_incomplete = True
         self.ends.forget()
         self._suspects = Suspects()
@@ -207,7 +203,8 @@ class EngineHashes:
         hashes, counters = event.hashes, self.counters
         if is_sparse(event) or event.group in self._sparse:
             counters.sparse += len(hashes)
-            self._store_sparse(event)
+            if not event.is_report:  # which names blocks of theirs that are gone, too
+                self._store_sparse(event)
             return
         if not event.token_ids or event.block_size <= 0:
             counters.placeholders += len(hashes)
@@ -234,7 +231,7 @@ class EngineHashes:
         own = array("Q", extend(above, event.token_ids, event.block_size))
         counters.stored += len(hashes)
         counters.opaque += len(hashes) - plain
-        self._hold(hashes, own, parent, plain, self._column(event.group, tier_of(event.medium)))
+        self._hold(event, own, parent, plain)
 
     def _store_sparse(self, event: BlocksStored) -> None:
         group = event.group
@@ -254,11 +251,12 @@ class EngineHashes:
             if (block := self._blocks.get(name)) is not None:
                 self.ends.look_at(block)
 
-    def _hold(self, hashes: Sequence[EngineHash], own: array[int], parent: int, plain: int, key: _Column) -> None:
-        """Count a copy of each block, putting those that are new below their parent."""
+    def _hold(self, event: BlocksStored, own: array[int], parent: int, plain: int) -> None:
+        """Count a copy of each block, of a report where there is none; put those that are new below their parent."""
+        key = self._column(event.group, tier_of(event.medium))
         tree, blocks, column, tier = self.tree, self._blocks, self._columns[key], key[1]
         is_shared, stored = self._is_shared(tier), 0
-        for number, name in enumerate(hashes):
+        for number, name in enumerate(event.hashes):
             block = blocks.get(name)
             if block is None:
                 block = tree.add(parent, own[number], number == plain)
@@ -270,7 +268,7 @@ class EngineHashes:
                 self._confirm(block)
                 if copies:  # perhaps the copy that was known is gone, and this is another one
                     continue
-            if copies >= COPIES_MAX:
+            if copies >= COPIES_MAX or (event.is_report and copies):
                 continue
             column[block] = copies + 1
             stored += 1
@@ -278,6 +276,8 @@ class EngineHashes:
                 tree.hold(block, tree.held(block) | 1 << tier)
         if column is self._gpu_column():
             self._copies += stored
+        for twin in reversed(own) if event.is_report else ():
+            self._forget_learnt(twin, is_gone=False)
 
     def _remove(self, event: BlocksRemoved) -> None:
         tier = tier_of(event.medium)
@@ -300,12 +300,19 @@ class EngineHashes:
             column[block] = copies - 1
             self._copies -= is_gpu
             if copies == 1:
+                self._forget_learnt(tree.own(block), is_gone=True)
                 held = tree.held(block) & ~tier_bit
                 tree.hold(block, held)
                 if not held:
                     self._gone(block)
         self.counters.unknown_removals += unknown
         self.counters.removed += len(event.hashes) - unknown
+
+    def _forget_learnt(self, own: int, *, is_gone: bool) -> None:
+        """An engine has told, by its own name, of a block that deliveries had taught, too."""
+        for block in self._suspects.named(own) if self._learnt else ():
+            if block in self._learnt and (is_gone or not self.tree.has_children(block)):
+                self._give_up(block)
 
     def _gone(self, block: int) -> None:
         """No tier has a block any more, as far as whole ones go: forget it, unless something still needs it."""

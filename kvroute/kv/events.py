@@ -20,6 +20,7 @@ from kvroute.kv.chain import TokenBytes
 
 EngineHash = int | bytes  # vLLM's own, opaque: it is never compared with a BlockHash
 
+REPORT_SESSION = "kvroute-report"  # of our own requests that have an engine tell again what they find
 PAYLOAD_BYTES_MAX = 64 << 20  # an engine step of a million tokens comes to a tenth of this
 
 # Bytes of msgpack: float 64; map and array heads by their first byte.
@@ -44,6 +45,7 @@ class BlocksStored(Struct, frozen=True, gc=False):
     group: int | None = None  # KV cache group; None before 0.20
     kind: str | None = None  # of the group's attention; None before 0.22
     window: int | None = None  # tokens that the group's attention sees, where it is a sliding one
+    is_report: bool = False  # it was told before, or may have been: one of our own requests has found it in the cache
 
 
 class BlocksRemoved(Struct, frozen=True, gc=False):
@@ -101,6 +103,7 @@ class _StoredMap(Struct, tag="BlockStored", gc=False):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    session_id: str | None = None  # since 0.30, so in maps only
 
 
 class _RemovedMap(Struct, tag="BlockRemoved", gc=False):
@@ -229,4 +232,5 @@ def _stored(one: Any) -> BlocksStored:
         one.group_idx,
         one.kv_cache_spec_kind,
         one.kv_cache_spec_sliding_window,
+        one.session_id == REPORT_SESSION and one.parent_block_hash is None,  # what it found begins at the root
     )

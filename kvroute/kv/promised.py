@@ -7,12 +7,13 @@ the replica's capacity.
 
 A hybrid (`hit_ends`) keeps a prompt's end and not every block before it: of what it was sent only whole prompts count.
 
-It does not know whether the engine has told of a block meanwhile: whoever asks takes the deeper of both.
+Who hears the engine may say what it has told of (`settle`); otherwise whoever asks takes the deeper of both.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from kvroute.kv.chain import HASH_BYTES, PrefixChain
 from kvroute.kv.residency import Residency
@@ -52,6 +53,11 @@ class Promised:
         if len(self._kept) >= KEPT_MAX:
             self._forget(self._kept.popleft()[1])
         self._kept.append((now_s + TELLING_S, chain))
+
+    def settle(self, has_told: Callable[[PrefixChain], bool]) -> None:
+        """End the promises of chains that the engine has told of: what it says after that is the truth."""
+        while self._kept and has_told(self._kept[0][1]):
+            self._forget(self._kept.popleft()[1])
 
     def held(self, chain: PrefixChain, now_s: float, *, to_ends: bool = False) -> int:
         """Return how many leading blocks of a chain were sent; with `to_ends`, of those that end where a prompt did."""

@@ -143,6 +143,7 @@ class Service:
             stats=self.stats,
             settings=self._dispatch_settings(),
             judge=feeds.judge,
+            report=feeds.report,
         )
         handler = Handler(
             asker=asker,

@@ -75,6 +75,7 @@ class Dispatch:
         stats: HandlerStats,
         settings: DispatchSettings,
         judge: Callable[[ReplicaId, Prompt, int, int], None] = lambda replica, prompt, held_blocks, cached_tokens: None,
+        report: Callable[[Replica, str, bytes], None] = lambda replica, path, body: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -86,6 +87,7 @@ class Dispatch:
         self._stats = stats
         self._settings = settings
         self._judge = judge
+        self._report = report
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -199,6 +201,8 @@ class Dispatch:
         if entry.delivered is not None and question.demand.exact and errand.inference.reads_cache:
             held_blocks = question.match.held(0, lease.replica.id)
             self._judge(lease.replica.id, question.prompts[0], held_blocks, entry.delivered)
+            if entry.delivered and lease.replica.id in question.match.doubts:
+                self._report(lease.replica, errand.exchange.request.path, errand.body)
         if delivery.failure is None and len(question.prompts) == 1 and (delivery.events or delivery.text):
             reader = question.served.entry.reader
             self._learner.learn(lease.replica.id, reader, question.prompts[0], question.root, delivery)

@@ -28,6 +28,7 @@ from kvroute.errors import ConfigError, ReplicaBroke, ReplicaFailed
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
 from kvroute.proxy.followers import EventSettings, Followers
+from kvroute.proxy.reports import Reporter
 from kvroute.routing.fleet import Fleet
 from kvroute.routing.honesty import Honesty, Record
 from kvroute.routing.replica import ModelCard, Replica, ReplicaId
@@ -100,6 +101,7 @@ class Feeds:
         self.readers: dict[str, PromptReader] = {}
         self.followers = Followers(index, events or EventSettings(is_wanted=False))
         self.honesty = honesty or Honesty()
+        self.reporter = Reporter()
         self._fleet = fleet
         self._index = index
         self._catalogue = catalogue
@@ -133,6 +135,7 @@ class Feeds:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.reporter.close()
         for reader in self.readers.values():
             await reader.close()
         if self._session:
@@ -200,6 +203,12 @@ class Feeds:
             )
             self.followers.rebuild(replica)
 
+    def report(self, replica: Replica, path: str, body: bytes) -> None:
+        """Have a replica that events were lost of tell again what a request found there."""
+        for watcher in self._watchers:
+            if replica.id in watcher.known:
+                self.reporter.ask(watcher.client, replica, path, body)
+
     def knowledge(self) -> list[dict[str, Any]]:
         """Return, for each replica, where what is known of its cache comes from, and how right that was."""
         return [
@@ -213,6 +222,7 @@ class Feeds:
         self._index.leave(replica)
         self.followers.leave(replica)
         self.honesty.forget(replica)
+        self.reporter.forget(replica)
 
     async def emptied(self, client: ReplicaClient, replica: Replica) -> bool:
         """Take in that a replica gave up its cache; return whether it is to be admitted anew.

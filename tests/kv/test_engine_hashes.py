@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvroute.kv.cells import cells_of
 from kvroute.kv.chain import PrefixChain, chain_of, hashes_of, root_of, tokens_of
 from kvroute.kv.engine_hashes import BLOCKS_PER_CAPACITY, BLOCKS_SPARE, SUSPECT_DELIVERIES, EngineHashes
-from kvroute.kv.events import decode_batch
+from kvroute.kv.events import REPORT_SESSION, decode_batch
 from tests.kv.encoded import RELEASES, cleared, encoded, payloads, recorded, removed, stored
 
 MODEL = "m"
@@ -411,3 +411,44 @@ def test_a_snapshot_keeps_suspects_and_copies():
     third.delivered(chain(5, 6), 1)
     assert (third.held(chain(5, 6)), third.suspects) == (1, 0)
     assert hashes_of(chain(5))[0] in map(third.tree.own, third._blocks.values())
+
+
+REPORT = {"session_id": REPORT_SESSION}
+
+
+def test_what_is_told_again_is_not_another_copy():
+    """What our own request had the engine tell again counts where it was not known, and is no copy more where it was;
+    what others store is one, and so is what our request itself stores below it."""
+    known = table(stored([1, 2], None, [5, 6], 1))
+    tell(known, stored([1, 2, 3], None, [5, 6, 7], 1, **REPORT), stored([4], 3, [8], 1, **REPORT))
+    tell(known, stored([4], 3, [8], 1, **REPORT), stored([3], 2, [7], 1, session_id="a client's"))
+    assert known.held(chain(5, 6, 7, 8)) == 4
+    tell(known, removed(4))
+    assert known.held(chain(5, 6, 7, 8)) == 4
+    tell(known, removed(4), removed(3))
+    assert known.held(chain(5, 6, 7, 8)) == 3
+    tell(known, removed(3), removed(2))
+    assert known.held(chain(5, 6, 7, 8)) == 1
+
+
+def test_a_report_gives_learnt_blocks_their_names():
+    """What deliveries taught after lost events is certain once the engine names it, and goes when it says so; what was
+    learnt beyond stays as doubtful as it was."""
+    known = table(stored([1], None, [5], 1), stored([9], None, [3], 1))
+    known.suspect()
+    known.delivered(chain(5, 6, 7, 8), 4)
+    known.delivered(chain(5, 6, 1), 3)
+    tell(known, stored([1, 2, 3, 4], None, [5, 6, 7, 8], 1, **REPORT))
+    assert [known.held(one) for one in (chain(5, 6, 7, 8), chain(5, 6, 1), chain(3))] == [4, 3, 1]
+    assert {known._names[block] for block in known._suspects if block not in known._learnt} == {9}
+    assert known.suspects == 4  # 3, and 5, 6, 1 as they were learnt
+    tell(known, removed(2))
+    assert [known.held(one) for one in (chain(5, 6, 7, 8), chain(5, 6, 1))] == [1, 1]
+
+
+def test_sparse_groups_report_what_they_have_not():
+    """vLLM has a window's group report all of a hit's blocks, those that it let go as well: that says nothing."""
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 2}
+    known = table(stored([1, 2], None, [5, 6], 1), stored([2], 1, [6], 1, **window))
+    tell(known, stored([1, 2], None, [5, 6], 1, **window, **REPORT))
+    assert [known.reusable(one) for one in (chain(5), chain(5, 6))] == [0, 2]

@@ -49,6 +49,32 @@ def test_an_answer_ends_the_promise():
     assert [promised.held(one, 1.1 + TELLING_S) for one in asked] == [0, 0, 1]
 
 
+def test_what_was_told_ends_the_promise_at_once():
+    """Of what was computed, whatever the engine has told of is its own word from then on; what it has not, and what is
+    still under way, stays promised."""
+    promised = Promised(100)
+    for one in (chain(1, 2), chain(3), chain(4)):
+        promised.record(one, 0.0)
+    for one in (chain(1, 2), chain(3)):
+        promised.keep(one, 0.0)
+    promised.settle(lambda one: one in (chain(1, 2), chain(4)))
+    assert [promised.held(one, 0.1) for one in (chain(1, 2), chain(3), chain(4))] == [0, 1, 1]
+
+
+def test_of_a_hybrid_whole_prompts_are_promised():
+    """What goes on where a prompt would be found again counts, and nothing that parts from it before."""
+    promised = Promised(100)
+    promised.record(chain(1, 2, 3, 4), 0.0, 3)
+    promised.record(chain(1, 2), 0.0)
+    asked = chain(1, 2, 3, 4, 5), chain(1, 2, 3, 9), chain(1, 2, 9), chain(1, 9)
+    assert [promised.held(one, 0.1, to_ends=True) for one in asked] == [3, 3, 2, 0]
+    promised.take_back(chain(1, 2), 0)
+    assert [promised.held(one, 0.1, to_ends=True) for one in asked] == [0, 0, 0, 0]
+    promised.record(chain(1, 2, 3), LIFE_S)
+    assert promised.held(chain(1, 2, 3), 1.4 * LIFE_S, to_ends=True) == 3
+    assert promised.held(chain(1, 2, 3), 3 * LIFE_S, to_ends=True) == 0
+
+
 def test_what_was_crowded_out_ends_with_the_rest():
     """More is sent than the replica holds: what is left of a chain whose end had to make room ends with its answer."""
     promised = Promised(4)

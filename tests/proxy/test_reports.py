@@ -1,0 +1,133 @@
+"""Replicas of which events were lost are asked to tell again what requests find there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from kvroute.adapters.replica_client import ReplicaClient
+from kvroute.kv.events import REPORT_SESSION
+from kvroute.proxy.reports import BODY_BYTES_MAX, Reporter, names_sessions, probe_of
+from kvroute.routing.replica import Replica, ReplicaId
+from tests.proxy.test_followers import BLOCK, prompt, rig, serving
+from tests.redis_servers import until
+
+
+def test_the_prompt_stays_and_the_answer_is_short():
+    """A question has what makes the prompt, for one token, without what a client wanted of the answer."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{}], "cache_salt": "s"}
+    asked = msgspec.json.decode(
+        probe_of(msgspec.json.encode(body | {"stream": True, "n": 3, "max_completion_tokens": 9, "prompt_logprobs": 1}))
+    )
+    ours = {"max_tokens": 1, "session_id": REPORT_SESSION, "vllm_xargs": {"kv_cache_report_mode": "full"}}
+    assert asked == body | ours
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_what_cannot_be_repeated_is_not(body):
+    """A body that is no object is not sent again."""
+    assert probe_of(body) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [("0.30.0", True), ("0.32.1+cpu", True), ("1.0.0", True), ("0.29.9", False), ("0.9.2", False), ("dev", False)],
+)
+def test_releases_that_name_sessions(version, names):
+    """Only releases whose events name sessions are asked: of others what is told twice would count twice."""
+    assert names_sessions(msgspec.json.encode({"version": version})) is names
+
+
+class Asked:
+    """A replica that counts what it is asked, and answers when it is let."""
+
+    def __init__(self, version: str = "0.32.0") -> None:
+        self.version, self.bodies, self.may = version, list[dict[str, Any]](), asyncio.Event()
+        self.may.set()
+        self.app = web.Application()
+        self.app.router.add_get("/version", self._version)
+        self.app.router.add_post("/v1/completions", self._answer)
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        await self.may.wait()
+        return web.json_response({})
+
+
+async def test_one_question_at_a_time():
+    """While a replica has not answered it is not asked again, nor for paths and bodies that are not to be repeated."""
+    one = Asked()
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, client = Reporter(), ReplicaClient(session, url, None, 5.0)
+        replica = Replica(id=ReplicaId(url), url=url)
+        one.may.clear()
+        reporter.ask(client, replica, "/v1/responses", b"{}")
+        reporter.ask(client, replica, "/v1/completions", b" " * (BODY_BYTES_MAX + 1))
+        for number in range(3):
+            reporter.ask(client, replica, "/v1/completions", b'{"prompt": [%d]}' % number)
+        await until(lambda: bool(one.bodies))
+        one.may.set()
+        await until(lambda: not reporter._tasks)
+        reporter.ask(client, replica, "/v1/completions", b'{"prompt": [9]}')
+        await until(lambda: len(one.bodies) == 2)
+        assert [body["prompt"] for body in one.bodies] == [[0], [9]]
+        await reporter.close()
+
+
+async def test_an_old_release_is_not_asked():
+    """It is asked for its version once, until it restarts."""
+    one = Asked("0.28.0")
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, client = Reporter(), ReplicaClient(session, url, None, 5.0)
+        replica = Replica(id=ReplicaId(url), url=url)
+        for _ in range(2):
+            reporter.ask(client, replica, "/v1/completions", b"{}")
+            await until(lambda: not reporter._tasks)
+        one.version = "0.30.0"
+        reporter.ask(client, replica, "/v1/completions", b"{}")
+        assert not reporter._tasks
+        reporter.forget(replica.id)
+        reporter.ask(client, replica, "/v1/completions", b"{}")
+        await until(lambda: len(one.bodies) == 1)
+        await reporter.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_after_lost_events_what_is_used_is_certain_again(kind):
+    """Batches are lost for good: what requests find after that is named by the engine, nothing of it stays in doubt,
+    and its removal is understood."""
+    async with rig(1, kv_tokens=2048, replays=False, **{"store.kind": kind}) as it:
+        (feed,) = it.service.feeds.followers.feeds.values()
+
+        async def is_heard() -> bool:  # without replay, what is published before the router listens is not
+            await it.complete(prompt(0, blocks=next(more)))
+            return feed.counters.batches > 0
+
+        more = itertools.count(8)
+        await until(is_heard)
+        await it.events_are("exact")
+        await it.fault(0, "lose_events", count=4)
+        for number in range(1, 6):
+            await it.complete(prompt(number))
+
+        async def is_certain() -> bool:
+            for number in range(4):
+                assert (await it.complete(prompt(number)))[0] == 8 * BLOCK
+            return feed.counters.gaps > 0 and feed.table.counters.learnt > 0 and not feed.table.suspects
+
+        await until(is_certain)
+        assert it.service.feeds.reporter.asked > 0
+        assert feed.table.counters.unknown_removals == 0
+        for number in range(10, 40):
+            await it.complete(prompt(number))
+        await until(lambda: feed.table.counters.removed > 12 * 8)
+        assert feed.table.counters.unknown_removals <= 8  # the one lost prompt that nobody has asked for
