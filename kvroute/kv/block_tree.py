@@ -160,10 +160,6 @@ class BlockTree:
         changes, self.changes = self.changes, tuple({} for _ in TIERS)
         return changes
 
-    def forget_changes(self) -> None:
-        """Take what is reached now as known."""
-        self.take_changes()
-
     def _lengthen(self) -> None:
         start = len(self._own)
         count = max(256, start // 8)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
+from kvroute.kv.engine_hashes import BLOCKS_PER_CAPACITY, BLOCKS_SPARE, EngineHashes
+from kvroute.kv.events import REPORT_SESSION
 from tests.adapters.streams import Engine
-from tests.kv.encoded import encoded, removed, stored
+from tests.kv.encoded import STORED, cleared, encoded, removed, stored
 
 
 def chain(*ids: int) -> PrefixChain:
@@ -88,3 +96,77 @@ async def test_a_new_life_is_empty():
     feed.take()
     engine.restart()
     assert (len(feed.table), len(feed.take()[0]), feed.counters.lives) == (0, 2, 1)
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
+anything = st.recursive(scalars | st.binary(max_size=8), lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+names = st.lists(st.integers(-3, 12) | st.binary(max_size=2), max_size=4)
+fields: dict[str, st.SearchStrategy[Any]] = {  # what might be there, so that much of it is taken for an event
+    "block_hashes": names,
+    "parent_block_hash": st.none() | st.integers(-3, 12),
+    "token_ids": st.lists(st.integers(0, 2), max_size=8),
+    "block_size": st.integers(-1, 3),
+    "extra_keys": st.none() | st.lists(st.none() | st.lists(st.sampled_from(["a", 1, None, ["i", 0]]), max_size=3)),
+    "group_idx": st.none() | st.integers(-1, 2),
+    "kv_cache_spec_kind": st.none() | st.sampled_from(["full_attention", "sliding_window", "mamba", "new"]),
+    "kv_cache_spec_sliding_window": st.none() | st.integers(-1, 4),
+    "medium": st.sampled_from([None, "GPU", "CPU", "disk"]),
+    "lora_id": st.none() | st.integers(0, 2),
+    "session_id": st.none() | st.sampled_from(["s", REPORT_SESSION]),
+}
+kinds = st.sampled_from(["BlockStored", "BlockRemoved", "BlockRemoved", "AllBlocksCleared", "New"])
+
+
+@st.composite
+def senseless(draw: st.DrawFn) -> bytes:
+    """Return a batch of events of the right names and the wrong sense, in either form."""
+    events: list[Any] = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind, wrong = draw(kinds), draw(st.sampled_from([None, None, None, *fields]))
+        body = {name: draw(anything if name == wrong else value) for name, value in fields.items()}
+        if draw(st.booleans()):
+            events.append([kind, *(body.get(name) for name, _ in STORED[: draw(st.integers(0, len(STORED)))])])
+        else:
+            events.append({"type": kind} | body)
+    return msgspec.msgpack.encode([0.5, events, draw(st.none() | st.integers(0, 1))])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(senseless() | st.binary(max_size=60), min_size=1, max_size=12))
+def test_whatever_is_sent_the_feed_goes_on(payloads):
+    """Noise, and events without sense in any form, never stop a feed nor leave it in a state that cannot be handed on;
+    what is told of it adds up, and a good batch after a reset is taken as ever."""
+
+    async def scenario() -> None:
+        engine = Engine()
+        feed = engine.feed(capacity_blocks=10)
+        await feed.own()
+        told: dict[int, set[int]] = {tier: set() for tier in range(4)}
+        for seq, payload in enumerate(payloads):
+            engine.listeners[0].sink.batch(seq, payload)
+            feed.delivered(chain(0, 1, 2), seq % 4)
+            if seq % 3 == 0:
+                feed.has_told(chain(0, 1))
+                for change in feed.take():
+                    told[change.tier] -= set(memoryview(change.gone).cast("Q"))
+                    told[change.tier] |= set(memoryview(change.added).cast("Q"))
+            if seq % 5 == 4:
+                feed.table = EngineHashes.unpack(feed.table.pack(), "m", 10)
+                told = {tier: set() for tier in range(4)} | {
+                    change.tier: set(memoryview(change.added).cast("Q")) for change in feed.table.everything()
+                }
+            feed.describe()
+            assert len(feed.table) <= BLOCKS_PER_CAPACITY * 10 + BLOCKS_SPARE
+        for change in feed.take():
+            told[change.tier] = told[change.tier] - set(memoryview(change.gone).cast("Q"))
+            told[change.tier] |= set(memoryview(change.added).cast("Q"))
+        assert [told[tier] for tier in range(3)] == [set(cells) for cells in feed.table.tree.cells]
+        assert told[3] == set(feed.table.ends.cells)
+        size = feed.table.block_size or 1
+        engine.listeners[0].sink.batch(
+            99, encoded([cleared(), stored([1, 2], None, [5] * 2 * size, size, group_idx=7)])
+        )
+        assert feed.is_exact
+        assert feed.table.held(chain_of(tokens_of([5] * 2 * size), size, root_of("m"))) == 2
+
+    asyncio.run(scenario())

@@ -11,7 +11,7 @@ import pytest
 
 from kvroute.adapters import redis_events
 from tests.adapters.publishers import Line
-from tests.observer import replayed
+from tests.observer import cells_in, cells_of, replayed
 from tests.processes import Valkey, free_port
 from tests.vllm.engines import Engines
 from tests.vllm.rig import BLOCK, SMALL, Rig, new_session, revive, routed
@@ -137,6 +137,32 @@ async def test_a_router_cut_off_for_hundreds_of_batches_misses_none(small: Engin
         assert (after["gaps"], after["lives"]) == (before["gaps"], before["lives"]) == (0, 0)
     for line in lines:
         await line.cut()
+
+
+async def test_without_replay_nothing_untrue_stays_and_what_is_used_is_certain(small: Engines, valkey: Valkey) -> None:
+    """A router that comes late and can ask for no replay: what requests find it is told by the engine's own names, and
+    after fifty deliveries it claims nothing that the engine does not hold."""
+    (engine,) = small.engines
+    events = {"events__endpoint": f"tcp://127.0.0.1:{engine.events_port}", "events__topic": f"kv@{engine.name}@tiny"}
+    async with routed(small, valkey) as rig:
+        await rig.load(20)
+    async with new_session() as rig.session:
+        await rig.load(20, url=small.urls[0])
+    async with routed(small, valkey, **events) as rig:
+        await rig.load(16)
+        reporter = rig.service.feeds.reporter
+        async with asyncio.timeout(30):
+            while not reporter.asked:
+                await rig.load(8)
+        row = await rig.events()
+        assert (row["gaps"] > 0, row["of_blocks"]["learnt"] > 0) == (True, True)
+        await rig.load(60)
+        observer, found = None, set()
+        async with asyncio.timeout(20):
+            while observer is None or not found <= cells_of(observer.chains()):
+                observer = await asyncio.to_thread(rig.observer)
+                found = await asyncio.to_thread(cells_in, rig.store, small.urls[0])
+        assert found
 
 
 async def test_a_killed_engine_begins_anew(rig):
