@@ -14,6 +14,7 @@ import zmq
 from kvroute.kv.chain import PrefixChain, chain_of, root_of, tokens_of
 
 END = b"\xff" * 8
+REPORT = "kvroute-report"  # the session under which the router has an engine tell again what a request finds
 
 
 def replayed(port: int, start: int = 0, attempts: int = 10) -> list[tuple[int, Any]]:
@@ -83,11 +84,12 @@ class Observer:
         else:
             self.groups.add(event.get("group_idx"))
             parent, size = event["parent_block_hash"], event["block_size"]
+            is_report = event.get("session_id") == REPORT and parent is None  # of what is there, perhaps told before
             for number, name in enumerate(event["block_hashes"]):
                 keys = [key for key in (event["extra_keys"][number] or []) if key != event["lora_name"]]
                 tokens = tuple(event["token_ids"][number * size : (number + 1) * size])
                 self.blocks[name] = (parent, tokens, event["lora_name"], keys[0] if keys else None)
-                self.copies[name] += 1
+                self.copies[name] = max(self.copies[name], 1) if is_report else self.copies[name] + 1
                 parent = name
 
     def chains(self) -> set[PrefixChain]:
