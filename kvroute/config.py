@@ -118,6 +118,7 @@ class ProxySettings(Settings, frozen=True):
     first_byte_timeout_s: Seconds = 600.0
     idle_timeout_s: Seconds = 120.0
     no_replica_wait_s: Annotated[float, Meta(ge=0, le=600)] = 10.0
+    waiting_comment_s: Annotated[float, Meta(ge=0.1, le=600)] | None = None
     ask_for_usage: bool = True
     expose_prediction: bool = False
     log_requests: bool = True

@@ -284,6 +284,7 @@ class Service:
         proxy = self.config.proxy
         return DispatchSettings(
             attempts_max=proxy.attempts_max,
+            waiting_comment_s=proxy.waiting_comment_s,
             ask_for_usage=proxy.ask_for_usage,
             expose_prediction=proxy.expose_prediction,
         )

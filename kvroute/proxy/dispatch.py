@@ -12,9 +12,11 @@ What the index is told, and why:
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -40,6 +42,8 @@ from kvroute.routing.replica import Replica, ReplicaId
 
 log = logging.getLogger("kvroute.dispatch")
 
+SILENCE = contextlib.nullcontext()
+
 
 class DispatchSettings(Struct, frozen=True, kw_only=True):
     """Limits of trying, and what the client is told."""
@@ -47,6 +51,7 @@ class DispatchSettings(Struct, frozen=True, kw_only=True):
     attempts_max: int = 3
     retry_within_s: float = 60.0  # of the arrival; later a failure is final
     client_stall_s: float = 120.0  # a client that takes nothing for this long has left
+    waiting_comment_s: float | None = None  # between two comments to a client that waits for a stream; None = silence
     ask_for_usage: bool = True
     expose_prediction: bool = False  # predicted hits let a tenant probe another's cache
 
@@ -106,7 +111,8 @@ class Dispatch:
         doubtful: list[Lease] = []  # of replicas that answered with an error of theirs: is it the request's fault?
         while True:
             try:
-                question, lease = await self._placing.place(question, failed.keys(), len(body))
+                with SILENCE if self._settings.waiting_comment_s is None else self._comments(errand):
+                    question, lease = await self._placing.place(question, failed.keys(), len(body))
             except NoReplica:
                 if failed:  # everyone else has failed; the last failure says more than "nobody"
                     raise list(failed.values())[-1] from None
@@ -114,8 +120,8 @@ class Dispatch:
             visit.attempts += 1
             try:
                 with lease:
-                    await self._attempt(lease, question, errand)
-                for other in doubtful if exchange.status == 200 else ():
+                    status = await self._attempt(lease, question, errand)
+                for other in doubtful if status == 200 else ():
                     other.blame()
                 return
             except ReplicaFailed as error:
@@ -130,8 +136,31 @@ class Dispatch:
             finally:
                 self._placing.changed()
 
-    async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> None:
-        """Have one replica answer. A failure is settled and raised; it means that the client has seen nothing."""
+    @contextlib.contextmanager
+    def _comments(self, errand: Errand) -> Iterator[None]:
+        """Send comments meanwhile, where the client may be sent some."""
+        period_s, exchange = self._settings.waiting_comment_s, errand.exchange
+        if period_s is None or not errand.inference.stream:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        head = headers.ours(errand.visit.id, b"text/event-stream; charset=utf-8")
+        timer: asyncio.TimerHandle
+
+        def comment() -> None:
+            nonlocal timer
+            timer = loop.call_later(period_s, comment)
+            with contextlib.suppress(ConnectionError):  # the client has left, and this request is about to hear of it
+                exchange.comment(head)
+
+        timer = loop.call_later(period_s, comment)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _attempt(self, lease: Lease, question: Question, errand: Errand) -> int:
+        """Have one replica answer; return its status. A failure is settled and raised: the client has seen nothing."""
         replica, request, visit = lease.replica, errand.exchange.request, errand.visit
         visit.took(lease)
         for prompt in question.prompts:
@@ -143,7 +172,7 @@ class Dispatch:
             if answer.status in REPLICAS_FAULT:
                 raise await refusal(answer, replica.id)
             delivery = await relay(errand.exchange, answer, self._order(lease, errand, answer))
-            served = errand.exchange.status == 200
+            served = answer.status == 200
         except ReplicaFailed as error:
             if error.answered:  # blamed later, if at all
                 lease.refuse(self._clock())
@@ -158,7 +187,8 @@ class Dispatch:
                 answer.close()
             if not served:
                 self._take_back(question, replica)
-        self._settle(lease, question, errand, delivery)
+        self._settle(lease, question, errand, delivery, answer.status)
+        return answer.status
 
     def _order(self, lease: Lease, errand: Errand, answer: Answer) -> Order:
         inference, placement, visit = errand.inference, lease.placement, errand.visit
@@ -186,7 +216,7 @@ class Dispatch:
             began=began,
         )
 
-    def _settle(self, lease: Lease, question: Question, errand: Errand, delivery: Delivery) -> None:
+    def _settle(self, lease: Lease, question: Question, errand: Errand, delivery: Delivery, status: int) -> None:
         now_s = self._clock()
         if delivery.failure is None:
             lease.finish(Outcome.DONE, now_s, delivery.usage)
@@ -194,7 +224,7 @@ class Dispatch:
         else:
             lease.finish(Outcome.FAILED, now_s)
             errand.visit.ended("failed", delivery.failure.message)
-        if errand.exchange.status != 200:
+        if status != 200:
             return
         entry = entry_of(lease, question, delivery.usage)
         self._account.add(entry, self._wall_clock())

@@ -1,6 +1,7 @@
 """One request of a client and the answer to it, for the handler to read and write.
 
-An answer is given in one piece with `respond`, or as it comes with `start`, `write` and `end`. Writing never waits by
+An answer is given in one piece with `respond`, or as it comes with `start`, `write` and `end`. Before there is one, a
+client that waits for a stream can be sent comments: the head is out with the first of them. Writing never waits by
 itself: a writer looks at `is_full` and awaits `drained`, so that a slow client slows its own answer and nothing else.
 When the client leaves, the handler is cancelled where it waits; a write after that raises ConnectionResetError.
 
@@ -19,6 +20,7 @@ from kvroute.proxy.headers import RawHeader
 from kvroute.proxy.request import Request
 
 UNREAD_BYTES_MAX = 256 << 10  # of a body that the handler has not asked for; the client is not read beyond it
+COMMENT = b": waiting\n\n"
 JOIN_BYTES_MAX = 256 << 10  # a larger body is not copied for the sake of one write
 
 
@@ -51,6 +53,7 @@ class Exchange:
         "_line",
         "error",
         "has_body",
+        "is_ahead",
         "is_over",
         "keep_alive",
         "request",
@@ -63,6 +66,7 @@ class Exchange:
         self.keep_alive = keep_alive  # to set to False before the answer begins, or to hang up after it
         self.has_body = False  # all of the request has arrived
         self.is_over = False  # the answer is complete
+        self.is_ahead = False  # the answer has begun with comments, before anybody had one
         self.error = error  # why the request cannot be read to its end
         self._line = line
         self._limit: int | None = None  # of the body, once somebody reads it
@@ -113,6 +117,14 @@ class Exchange:
         """Begin an answer that is written as it comes. Its head goes out with its first bytes."""
         self._begin(status, fields, length)
         self._left = length
+
+    def comment(self, fields: Iterable[RawHeader]) -> None:
+        """Show a client that waits for a stream of events that it is not forgotten."""
+        if not self.status:
+            self.start(200, fields)
+            self.is_ahead = True
+        if self.is_ahead and not self._line.is_full:
+            self.write(COMMENT)
 
     def write(self, data: bytes) -> None:
         """Send some of the answer.

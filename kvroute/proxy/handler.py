@@ -20,6 +20,7 @@ from kvroute.proxy.placing import Placing
 from kvroute.proxy.question import Asker
 from kvroute.proxy.request import Request
 from kvroute.proxy.request_log import RequestLog
+from kvroute.proxy.sse import error_event
 from kvroute.proxy.stats import HandlerStats
 from kvroute.proxy.tenants import Tenants
 from kvroute.proxy.visit import Visit
@@ -97,7 +98,7 @@ class Handler:
         self._stats.unexpected_errors += 1
         log.exception("request %s", visit.id)
         visit.ended("failed", repr(error))
-        if exchange.status:
+        if exchange.status and not exchange.is_ahead:
             raise ConnectionResetError("an answer had begun") from error
         _refuse(exchange, KvrouteError("The router made a mistake; its log says more"), visit)
 
@@ -149,6 +150,9 @@ def _check_route(path: str, method: str) -> None:
 
 
 def _refuse(exchange: Exchange, error: KvrouteError, visit: Visit) -> None:
+    if exchange.is_ahead:  # the status is out
+        exchange.end(error_event(openai.error_body(error)))
+        return
     head = headers.ours(visit.id)
     if error.retry_after_s is not None:
         head.append((b"Retry-After", b"%d" % max(1, round(error.retry_after_s))))

@@ -71,9 +71,9 @@ def to_client(headers: Iterable[RawHeader], request_id: str) -> list[RawHeader]:
     return kept
 
 
-def ours(request_id: str | None = None) -> list[RawHeader]:
+def ours(request_id: str | None = None, content_type: bytes = b"application/json") -> list[RawHeader]:
     """Return the headers of an answer of the router's own."""
-    head = [(b"Content-Type", b"application/json"), (b"Date", _date(int(time.time())))]
+    head = [(b"Content-Type", content_type), (b"Date", _date(int(time.time())))]
     if request_id is not None:
         head.append((REQUEST_ID, request_id.encode()))
     return head

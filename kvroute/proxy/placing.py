@@ -136,9 +136,7 @@ class Placing:
         finally:
             self._stats.held -= 1
 
-    async def _held_until_placed(
-        self, hold: Hold, question: Question, avoid: Set[ReplicaId]
-    ) -> tuple[Question, Lease]:
+    async def _held_until_placed(self, hold: Hold, question: Question, avoid: Set[ReplicaId]) -> tuple[Question, Lease]:
         loop = asyncio.get_running_loop()
         held = self._held[hold.number] = _Held(hold, question, avoid, loop.create_future())
         outcome = "left"

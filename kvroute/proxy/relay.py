@@ -91,7 +91,10 @@ async def _whole(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
             return await _large(exchange, answer, order, body)
     if answer.status == 200 and answers.was_aborted(body):
         raise ReplicaBroke(f"{order.replica} aborted the request", replica=order.replica)
-    exchange.respond(answer.status, order.headers, body)
+    if exchange.is_ahead:  # it was promised events: the engine's error, or an answer in one piece, is one
+        exchange.end(error_event(body.replace(b"\n", b" ")))
+    else:
+        exchange.respond(answer.status, order.headers, body)
     if exchange.is_full:
         await exchange.drained(order.stall_s)
     if answer.status != 200:
@@ -102,6 +105,8 @@ async def _whole(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
 
 async def _large(exchange: Exchange, answer: Answer, order: Order, first: bytes) -> Delivery:
     """Carry a large answer without looking at it. If it breaks off, so does the client's connection."""
+    if exchange.is_ahead:
+        raise ReplicaBroke(f"{order.replica} sent something else than events", replica=order.replica)
     length = find(answer.headers, b"content-length")
     exchange.start(answer.status, order.headers, None if length is None else int(length))
     part = first
@@ -121,7 +126,10 @@ async def _large(exchange: Exchange, answer: Answer, order: Order, first: bytes)
 async def _stream(exchange: Exchange, answer: Answer, order: Order) -> Delivery:
     stream = EventStream(strips_usage=order.strips_usage, keeps_text=order.wants_text)
     passed = await _opened(answer, stream, order)
-    exchange.start(answer.status, order.headers)
+    if exchange.is_ahead:
+        exchange.is_ahead = False
+    else:
+        exchange.start(answer.status, order.headers)
     failure: ReplicaFailed | None = None
     try:
         is_last = answer.complete  # true only right after reading: later it does not say that everything was read

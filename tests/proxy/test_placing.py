@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,3 +102,67 @@ async def test_no_more_are_held_than_may_be():
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert {task.result()[0] for task in done} == {429}
         await cancelled(waiting)
+
+
+async def streamed(it: Pool, number: int, **fields: object) -> tuple[int, str]:
+    """Send a chat whose answer comes event by event; return its status and all that was sent."""
+    body = chat(f"{number} " * 40, stream=True, **{"max_tokens": 400, **fields})
+    async with it.session.post(it.url + "/v1/chat/completions", json=body) as answer:
+        return answer.status, (await answer.read()).decode()
+
+
+async def test_who_waits_for_a_stream_is_sent_comments():
+    """A held client hears comments, then its own answer, whole; one that is not held hears none."""
+    told = DispatchSettings(waiting_comment_s=0.05)
+    async with pool(1, admission=settings(), kv_tokens=SMALL_TOKENS, dispatch=told, speed=20.0) as it:
+        answers = await asyncio.gather(*[streamed(it, number) for number in range(3)])
+        assert [status for status, _ in answers] == [200] * 3
+        waited = [text for _, text in answers if text.startswith(": waiting\n\n")]
+        assert 1 <= len(waited) < 3
+        for _, text in answers:
+            events = text.replace(": waiting\n\n", "")
+            assert events.startswith("data: {")
+            assert events.endswith("data: [DONE]\n\n")
+            assert ": waiting" not in events
+
+
+async def test_what_fails_after_a_comment_is_told_as_an_event():
+    """The status is out: a hold that takes too long, and what the engine refuses, become events with the same error."""
+    told = DispatchSettings(waiting_comment_s=0.05)
+    async with pool(1, admission=settings(hold_s=0.4), kv_tokens=SMALL_TOKENS, dispatch=told, speed=1.0) as it:
+        first = asking(it, 0)
+        await it.eventually(it.in_flight, "the first one is placed")
+        status, text = await streamed(it, 1)
+        *comments, event = text.rstrip("\n").split("\n\n")
+        assert (status, set(comments)) == (200, {": waiting"})
+        error = json.loads(event.removeprefix("data: "))["error"]
+        assert (error["code"], error["type"]) == (429, "RateLimitError")
+        await cancelled([first])
+    async with pool(1, admission=settings(), kv_tokens=SMALL_TOKENS, dispatch=told, speed=20.0) as it:
+        first = asking(it, 0)
+        await it.eventually(it.in_flight, "the first one is placed")
+        status, text = await streamed(it, 1, temperature=-5)
+        *comments, event = text.rstrip("\n").split("\n\n")
+        assert (status, set(comments)) == (200, {": waiting"})
+        assert json.loads(event.removeprefix("data: "))["error"]["code"] == 400
+        assert (await first)[0] == 200
+
+
+async def test_a_comment_does_not_end_trying_elsewhere():
+    """No byte of an engine has gone out: a replica that breaks before its first event is replaced by another."""
+    told = DispatchSettings(waiting_comment_s=0.05)
+    async with pool(2, admission=settings(), kv_tokens=SMALL_TOKENS, dispatch=told, speed=2.0) as it:
+        first = asking(it, 0)
+        await it.eventually(it.in_flight, "the first one is placed")
+        (taken,) = [url for url, promise in it.fleet.promises().items() if promise.requests]
+        second = asking(it, 1)
+        await it.eventually(lambda: it.in_flight() == 2, "both replicas are taken")
+        last = asyncio.ensure_future(streamed(it, 9, max_tokens=300))
+        await it.eventually(lambda: it.stats.held, "the last one waits")
+        await it.fault(it.replicas.index(taken), "error_before", count=1)
+        await cancelled([first])
+        await it.eventually(lambda: it.stats.retries == 1, "it was sent to the free replica, which broke")
+        status, text = await last
+        assert (status, (await second)[0]) == (200, 200)
+        assert text.startswith(": waiting\n\n")
+        assert text.endswith("data: [DONE]\n\n")
