@@ -49,6 +49,8 @@ class ReplicaSettings(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         check_url(self.url, ("http", "https"))
+        if self.url.rstrip("/").endswith("/v1"):
+            raise ValueError(f"{self.url!r} ends in /v1, which kvroute adds by itself; name the server without it")
         if self.api_key is not None:
             check_key(self.api_key, "api_key")
 
@@ -209,6 +211,15 @@ class Config(Settings, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=64)] | None = None
     drain_timeout_s: Seconds = 30.0
 
+    def __post_init__(self) -> None:
+        hosts = {self.listen.host, self.admin.host}
+        if self.listen.port == self.admin.port != 0 and (len(hosts) == 1 or hosts & {"", "0.0.0.0", "::"}):
+            raise ValueError(f"`admin.port` and `listen.port` are both {self.listen.port}; they are two listeners")
+        known: dict[tuple[str, str, int | None, str], str] = {}
+        for url in (replica.url for replica in self.replicas):
+            if (other := known.setdefault(_server_of(url), url)) is not url:
+                raise ValueError(f"`replicas` has the same server twice, as {other} and {url}; give each one entry")
+
 
 def check_key(key: str, what: str) -> None:
     """Refuse what cannot be sent in a header, and what anybody could guess.
@@ -243,6 +254,13 @@ def check_url(url: str, schemes: tuple[str, ...]) -> None:
         _ = parts.port
     except ValueError:
         raise ValueError(f"{url!r} has a port that is not a number from 0 to 65535") from None
+
+
+def _server_of(url: str) -> tuple[str, str, int | None, str]:
+    """Return what two spellings of one server's URL have in common."""
+    parts = urlsplit(url)
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname or "", parts.port or default, parts.path.rstrip("/")
 
 
 def load(path: Path | None, env: Mapping[str, str] = os.environ, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -315,6 +333,11 @@ def _yaml(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply to be settings") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = " ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{where}{place}: not valid YAML: {what}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -334,6 +357,8 @@ def _explain(message: str) -> str:
     what, _, path = message.partition(" - at ")
     if what == "Expected `object`, got `str`" and "replicas" in path:
         what += "; write `- url: http://HOST:PORT`"
+    if not path and what.startswith("`"):
+        return what  # one of our own that names its settings
     dotted = re.sub(r"^\$\.?", "", path.strip("`")) or "top level"
     if match := re.search(r"unknown field `(.+?)`", what):
         section = _section(dotted)

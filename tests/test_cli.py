@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,19 @@ def test_show_config():
     assert "url: http://a:1\n" in result.output
     assert "port: 9\n" in result.output
     assert "policy: random" in result.output
+
+
+def test_a_replica_whose_port_is_taken_says_so_once():
+    """One line with address, reason and remedy."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("replica", "--port", str(port))
+    said = (
+        f"Error: port: cannot listen on 127.0.0.1:{port}: Address already in use; choose another, or 0 for any free one"
+    )
+    assert (result.exit_code, result.output.strip()) == (1, said)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,13 @@ def test_file_then_environment_then_flags(tmp_path):
         ("replicas: [{url: 'http://a b:1'}]", ["replicas[0]", "scheme, host, port"]),
         ("replicas: [{url: 'http://u:p@a:1/x?y'}]", ["replicas[0]", "api_key"]),
         ("replicas: [http://a:1]", ["replicas[0]", "- url: http://HOST:PORT"]),
+        ("replicas: [{url: 'http://a:1/v1'}]", ["replicas[0]", "'http://a:1/v1'", "without it"]),
+        ("replicas: [{url: 'http://a:1'}, {url: 'http://A:1/'}]", ["`replicas`", "twice", "http://a:1", "http://A:1/"]),
+        ("replicas: [{url: 'https://a'}, {url: 'https://a:443'}]", ["`replicas`", "twice"]),
+        ("listen: {port: 9}\nadmin: {port: 9}", ["`admin.port`", "`listen.port`", "both 9"]),
+        ("listen: {port: 9, host: 0.0.0.0}\nadmin: {port: 9}", ["`admin.port`", "both 9"]),
+        ("a: 1\nb: [", ["line 2, column 5", "YAML", "stream end"]),
+        ("a: \x01", ["YAML"]),
         ("proxy: {tls_ca: ca.pem, tls_verify: false}", ["`proxy`", "tls_ca"]),
         ("proxy: {tls_key: key.pem}", ["`proxy`", "tls_certificate"]),
         ("[" * 3000, ["nested too deeply"]),
@@ -93,6 +100,13 @@ def test_refused(tmp_path, text, words):
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text), env={})
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_servers_that_share_a_host_are_several():
+    """Other ports, schemes or paths are other servers, and two listeners may both take any free port."""
+    urls = ["http://a:1", "http://a:2", "https://a:1", "http://a:1/x"]
+    overrides = {"replicas": [{"url": url} for url in urls], "listen.port": 0, "admin.port": 0}
+    assert [replica.url for replica in load(None, env={}, overrides=overrides).replicas] == urls
 
 
 def test_missing_file(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -167,8 +168,9 @@ async def run_replica(
     try:
         runner, url = await serve_replica(app, host, port)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
         raise ConfigError(
-            f"port: cannot listen on {host}:{port}: {error.strerror or error}; choose another, or 0 for any free one"
+            f"port: cannot listen on {host}:{port}: {reason}; choose another, or 0 for any free one"
         ) from None
     try:
         print(f"kvroute replica {model} serving on {url}", flush=True)

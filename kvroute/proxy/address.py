@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 from kvroute.errors import ConfigError
 
 
 def cannot_listen(error: OSError, host: str, port: int, name: str) -> ConfigError:
     """Say which address cannot be had, and the remedy; `name` is the section of the settings."""
     return ConfigError(
-        f"`{name}`: cannot listen on {host}:{port}: {error.strerror or error}; "
-        f"set another {name}.port, or 0 for any free one"
+        f"`{name}`: cannot listen on {host}:{port}: {_reason(error)}; set another {name}.port, or 0 for any free one"
     )
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's words: asyncio puts a sentence of its own, with the address in it, in their place."""
+    if error.errno is None or isinstance(error, socket.gaierror):  # whose numbers are not the system's
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def url_of(host: str, port: int, *, is_tls: bool = False) -> str:

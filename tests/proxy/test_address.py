@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import socket
 
 import pytest
 
@@ -31,3 +33,19 @@ def test_an_address_that_cannot_be_had_is_named_with_the_remedy():
     error = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     text = str(cannot_listen(error, "127.0.0.1", 80, "admin"))
     assert text.startswith("`admin`: cannot listen on 127.0.0.1:80: Address already in use; set another admin.port")
+
+
+async def test_the_reason_is_the_systems_own():
+    """What asyncio says of a port in use names the address again; a host that is not found has its own words."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as caught:
+            await loop.create_server(asyncio.Protocol, "127.0.0.1", port)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; " in str(
+        cannot_listen(caught.value, "127.0.0.1", port, "admin")
+    )
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert "nowhere:1: Name or service not known; " in str(cannot_listen(unknown, "nowhere", 1, "listen"))
