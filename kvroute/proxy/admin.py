@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from kvroute.adapters.shared_account import AccountStore
 from kvroute.errors import ReplicaFailed
+from kvroute.proxy.admin_site import application, refusal
 from kvroute.proxy.sharing import Sharing, wall_clock_s
 from kvroute.routing.fleet import Fleet, ReplicaState
 from kvroute.routing.hitrate import hit_rate
@@ -60,7 +60,7 @@ class Admin:
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application(client_max_size=self._body_bytes_max, middlewares=[no_other_site])
+        app = application(self._body_bytes_max)
         app.add_routes(
             [
                 web.get("/", self.page),
@@ -125,14 +125,14 @@ class Admin:
         try:
             order = msgspec.json.decode(await request.read(), type=ResetOrder)
         except msgspec.DecodeError as error:
-            return _error(400, f'{error}; the body is {{"replica": ID}}')
+            return refusal(400, f'{error}; the body is {{"replica": ID}}', "replica")
         id = ReplicaId(order.replica.rstrip("/"))
         if id not in (known := self._known()):
             return _unknown(id, known)
         try:
             return _json({"reset": await self._reset(id)})
         except ReplicaFailed as error:
-            return _error(502, str(error))
+            return refusal(502, str(error), "replica")
 
     def _set_draining(self, request: web.Request, flag: bool) -> web.Response:
         id = ReplicaId(request.query.get("replica", "").rstrip("/"))
@@ -145,24 +145,10 @@ class Admin:
         return [replica.id for replica in self._fleet.replicas()]
 
 
-@web.middleware
-async def no_other_site(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what another site's page tells a browser to change here: loopback is no wall against that.
-
-    Source: Fetch Metadata (W3C), `Sec-Fetch-Site`, which browsers send and pages cannot set.
-    """
-    if request.method not in ("GET", "HEAD") and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-        message = "This came from another site's page; use this router's own page, or no browser"
-        return web.json_response({"error": {"message": message}}, status=403)
-    return await handler(request)
-
-
 def _unknown(id: ReplicaId, known: list[ReplicaId]) -> web.Response:
-    return _error(404, f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}")
-
-
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "param": "replica"}}, status=status)
+    return refusal(
+        404, f"`replica` must be one of {', '.join(known) or 'none: no replica is known'}; got {id!r}", "replica"
+    )
 
 
 def _json(value: Any) -> web.Response:

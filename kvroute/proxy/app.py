@@ -28,6 +28,7 @@ from kvroute.config import Config
 from kvroute.errors import ConfigError
 from kvroute.proxy.address import cannot_listen, url_of
 from kvroute.proxy.admin import Admin
+from kvroute.proxy.admin_site import runner_of
 from kvroute.proxy.catalogue import Catalogue
 from kvroute.proxy.dispatch import Dispatch, DispatchSettings
 from kvroute.proxy.explain import Explain
@@ -359,7 +360,7 @@ class Service:
             more=more,
             body_bytes_max=self.config.proxy.body_bytes_max,
         )
-        runner = web.AppRunner(admin.app(), access_log=None)
+        runner = runner_of(admin.app())
         listen = self.config.admin
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)

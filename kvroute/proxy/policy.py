@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from kvroute.errors import BadRequest, ConfigError, KvrouteError
-from kvroute.proxy import openai
+from kvroute.errors import BadRequest, ConfigError
+from kvroute.proxy.admin_site import refusal
 from kvroute.proxy.placing import Placing
 from kvroute.routing.router import POLICIES, Router
 from kvroute.routing.shadow import Tally
@@ -55,9 +55,8 @@ class Policies:
         """Switch, all of it or, where something is wrong, nothing."""
         try:
             self.follow(_order(await request.read()))
-        except KvrouteError as error:
-            status = 400 if isinstance(error, ConfigError) else error.status
-            return web.Response(status=status, body=openai.error_body(error), content_type="application/json")
+        except (BadRequest, ConfigError) as error:
+            return refusal(400, error.message, error.param)
         return _json(self._state())
 
     def follow(self, order: Order) -> None:

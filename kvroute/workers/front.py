@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvroute.proxy import holds, policy
-from kvroute.proxy.admin import no_other_site
+from kvroute.proxy.admin_site import application, error_body
 from kvroute.workers.merge import Page, counts, merge, read_page
 from kvroute.workers.process import WorkerProcess
 
@@ -59,7 +59,7 @@ class Front:
 
     def app(self) -> web.Application:
         """Return the application with its routes."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[no_other_site])
+        app = application(BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/health", self.health),
@@ -217,7 +217,7 @@ def _nobody() -> Reply:
 
 
 def _failure(status: int, message: str) -> Reply:
-    return status, "application/json", msgspec.json.encode({"error": {"message": message}})
+    return status, "application/json", error_body(status, message)
 
 
 def _response(reply: Reply) -> web.Response:

@@ -29,6 +29,7 @@ from kvroute.adapters.embedded import EmbeddedServer, socket_directory
 from kvroute.config import Config
 from kvroute.errors import ConfigError
 from kvroute.proxy.address import cannot_listen, url_of
+from kvroute.proxy.admin_site import runner_of
 from kvroute.workers.cores import workers_for
 from kvroute.workers.front import Front
 from kvroute.workers.process import WorkerProcess
@@ -273,7 +274,7 @@ class Supervisor:
                 each.close()
 
     async def _listen_admin(self, stack: AsyncExitStack) -> str:
-        runner, listen = web.AppRunner(self._front.app(), access_log=None), self._first.admin
+        runner, listen = runner_of(self._front.app()), self._first.admin
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:

@@ -59,7 +59,7 @@ async def test_an_order_that_cannot_be_followed_changes_nothing(body, words):
     """It is refused with the choices."""
     async with running_pool(1) as pool:
         status, answer = await pool.admin("/admin/policy", "POST", data=body)
-        assert status == 400
+        assert (status, answer["error"]["code"], answer["error"]["type"]) == (400, 400, "BadRequestError")
         assert words in answer["error"]["message"]
         _, state = await pool.admin("/admin/policy")
         assert (state["policy"], state["ttft_weight"], state["shadow"]) == ("kvroute", 0.8, [])
