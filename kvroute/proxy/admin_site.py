@@ -40,7 +40,7 @@ def refusal(status: int, message: str, param: str | None = None) -> web.Response
 
 @web.middleware
 async def in_one_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say as JSON what the library says as text: there is no such route, it takes another method, a body is too large."""
+    """Say as JSON what the library says as text: no such route, another method, a body that is too large."""
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
