@@ -49,6 +49,43 @@ async def test_every_section_shows_what_the_router_says(browser: Page):
         assert "2 of 2 replicas healthy" in await browser.value("at('state').innerText")
 
 
+async def test_replicas_stand_in_the_order_of_the_settings(browser: Page):
+    """Whichever answered the router first, every table has them in the same order; a table without rows has no head."""
+    async with running_pool(2) as pool:
+        await browser.open(pool.service.admin_url + "/")
+        await cells(browser, "replicas")
+        assert await browser.value("document.querySelectorAll('#live th').length") == 0
+        order = await browser.value(
+            """(() => {
+              const place = { b: 0, a: 1 }, rows = ["a", "b"].map((id) => ({ id }));
+              return inOrder(rows, (row) => row.id, place).map((row) => row.id);
+            })()"""
+        )
+        assert order == ["b", "a"]
+
+
+async def test_hits_on_earlier_answers_hide_no_loss(browser: Page):
+    """Of 100 reachable tokens 60 were delivered, and 40 of an answer: 40 are lost, though the sum is 100."""
+    async with running_pool(1) as pool:
+        await browser.open(pool.service.admin_url + "/")
+        await cells(browser, "replicas")
+        shown = await browser.value(
+            """(() => {
+              Object.assign(report.windows[chosen].total, { prompt_tokens: 200, seen_tokens: 120, reachable_tokens: 100,
+                known_reachable_tokens: 100, delivered_tokens: 100, generated_tokens: 40 });
+              hits();
+              return at("key").innerText;
+            })()"""
+        )
+        for words in (
+            "from a cache 50.0 %",
+            "reachable, not delivered 20.0 %",
+            "seen, evicted since 10.0 %",
+            "new 20.0 %",
+        ):
+            assert words in shown
+
+
 async def test_event_streams_of_a_router_with_workers(browser: Page, tmp_path: Path):
     """Before two processes, too, every section is filled, and a replica whose events are followed is exact."""
     with (
