@@ -38,7 +38,7 @@ def run_demo(*, replicas: int, requests: int, port: int, admin_port: int, leave:
     except KeyboardInterrupt:
         console.print("stopped")
     except DemoFailed as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(f"[red]Error: {error}[/red]", soft_wrap=True)
         return 1
     return 0
 
@@ -66,7 +66,8 @@ async def _demo(console: Console, replicas: int, requests: int, port: int, admin
                 _show(console, reports, url, admin)
                 if not leave:
                     body = '{"model": "sim", "messages": [{"role": "user", "content": "Hello"}]}'
-                    console.print(f"try       curl {url}/v1/chat/completions -d '{body}'", soft_wrap=True)
+                    kind = "content-type: application/json"
+                    console.print(f"try       curl {url}/v1/chat/completions -H '{kind}' -d '{body}'", soft_wrap=True)
                     console.print("Press Ctrl-C to stop.")
                     await stop.wait()
 
@@ -200,6 +201,10 @@ def _show(console: Console, reports: dict[str, dict[str, Any]], url: str, admin:
             f"{sums['hit_rate']:.3f}",
         )
     console.print(table)
+    if generated := reports["kvroute"]["windows"]["all"]["total"]["generated_tokens"]:
+        console.print(
+            f"[dim]of kvroute's delivered tokens {generated:,} are of earlier answers, beyond what was reachable[/dim]"
+        )
     console.print(f"hit rate {reports['kvroute']['windows']['all']['total']['hit_rate']:.3f}")
     console.print(f"endpoint  {url}/v1/chat/completions", soft_wrap=True)
     console.print(f"admin     {admin}/ (page), {admin}/admin/hit-rate, {admin}/metrics", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ def test_the_demo_answers_and_leaves_nothing_behind(tmp_path):
     command = [*KVROUTE, "demo", "--requests", "40", "--port", "0", "--admin-port", "0"]
     with Program(command, tmp_path / "demo.log", {"COLUMNS": "120"}) as demo:
         rate = float(demo.said(r"hit rate (\d\.\d+)", timeout_s=90).group(1))
+        tried = demo.said(r"try +(curl .*)", timeout_s=10).group(1)
+        answer = subprocess.run(f"{tried} --silent --fail", shell=True, capture_output=True, timeout=60, check=False)
+        assert (answer.returncode, b'"choices"' in answer.stdout) == (0, True), "the command that it names works"
         started = descendants(demo.pid)
         demo.signal(signal.SIGINT)
         code = until(lambda: demo.code, lambda code: code is not None, timeout_s=30)
