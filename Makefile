@@ -47,10 +47,8 @@ test-vllm: $(READY) ## kvroute before two real vLLM engines on the CPU (installs
 	tests/vllm/setup.sh
 	$(BIN)/pytest tests/vllm
 
-bench: $(READY) ## every benchmark against its bars; FULL=1 takes longer and is steadier
-	@failed=; for script in $(BENCHES); do echo "== $$script"; \
-	  $(BIN)/python $$script $(if $(FULL),,--quick) || failed="$$failed $$script"; done; \
-	  [ -z "$$failed" ] || { echo "missed a bar:$$failed"; exit 1; }
+bench: $(READY) ## every benchmark against its bars; FULL=1 takes longer; PAGE=docs/performance.md keeps the figures
+	$(BIN)/python benchmarks/_page.py $(if $(FULL),--full) $(if $(PAGE),--page $(PAGE)) $(BENCHES)
 
 bench-vllm: $(READY) ## agents on two real engines, more of them than fit, under several policies; FULL=1 takes two hours
 	tests/vllm/setup.sh
