@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FIGURE = re.compile(r"^(\w+) +(\S+) ?(.*?)(?: \((at (?:most|least) .*?)\))?( {2}MISSED)?$")
+FIGURE = re.compile(r"^(\w+) +(-?[\d.]+(?:e[+-]\d+)?|nan|inf) ?(.*?)(?: \((at (?:most|least) .*?)\))?( {2}MISSED)?$")
 HEAD = """\
 # What the router costs
 
