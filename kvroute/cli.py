@@ -121,6 +121,7 @@ def worker(verbose: bool) -> None:
     "--kv-tokens", type=click.IntRange(min=64), default=65_536, show_default=True, help="KV cache, in tokens."
 )
 @click.option("--block-size", type=click.IntRange(1, 8192), default=16, show_default=True, help="Tokens a block.")
+@click.option("--kv-offloading-size", type=Finite(0, 1e5), default=0.0, metavar="GIB", help="As vLLM's: CPU memory.")
 @click.option("--speed", type=Finite(0.01, 10_000), default=1.0, show_default=True, help="1 = one GPU.")
 @click.option("--faults", is_flag=True, help="Accept POST /_fault, for tests.")
 @click.option(

@@ -29,8 +29,8 @@ Progress = Callable[[int, float], None]
 HEAD_LINES = 200  # from which a trace's form and block size are inferred
 POLICIES_MAX = 16
 SHOWN = {  # options whose value the result shows in its own way; of the others it names all that are not the default
-    "trace", "policies", "replicas", "hardware", "model", "kv_tokens", "block_size", "knowledge", "routers", "private",
-    "seeds", "seed", "jitter", "as_json", "html", "png", "help",
+    "trace", "policies", "replicas", "hardware", "model", "kv_tokens", "block_size", "max_model_len", "knowledge",
+    "routers", "private", "seeds", "seed", "jitter", "as_json", "html", "png", "help",
 }  # fmt: skip
 REPLICAS_MAX = 4096
 PHASES_MAX = 24
@@ -51,6 +51,7 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--loop", type=click.Choice(["auto", "open", "closed", "alone"]), default="auto", show_default=True)
 @click.option("--think", metavar="none|recorded|S|exp:S", help="Pause before a next turn; makes the loop closed.")
 @click.option("--starts", type=RATE, metavar="PER_S", help="Conversations begun a second; makes the loop closed.")
+@click.option("--max-concurrency", type=click.IntRange(1), help="Conversations that clients have open at a time.")
 @click.option("--limit", type=click.IntRange(1), help="Requests to send at most.")
 @click.option("--sessions", type=click.IntRange(1), help="Conversations to begin at most.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs of each policy.")
@@ -77,7 +78,12 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--phases", metavar="S,S,...", help="Times at which a phase ends; conversations count where they began.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
-@click.option("--max-model-len", type=click.IntRange(1), help="As vLLM's.  [default: what the cache holds]")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(1),
+    help="As vLLM's.  [default: the model's context, or what the cache holds]",
+)
+@click.option("--kv-offloading-size", type=Finite(1e-6, 1e6), metavar="GIB", help="As vLLM's: CPU memory of a replica.")
 @click.option("--prefill-efficiency", type=FRACTION, help="Share of the GPU's compute that prefill reaches.")
 @click.option("--decode-efficiency", type=FRACTION, help="Share of the GPU's bandwidth that decoding reaches.")
 @click.option("--step-times", type=click.Path(path_type=Path), help="Measured step times, CSV or YAML: sim/measured.")
@@ -134,9 +140,11 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
                         happenings=happenings,
                         warmup_s=flags["warmup"],
                         phases_s=phases_s,
+                        at_once=flags["max_concurrency"],
                         on_progress=on_progress,
                     )
-                    runs.append(run.run())
+                    with _naming(trace):
+                        runs.append(run.run())
             if not all(run.requests for run in runs):
                 raise ConfigError("no request was counted: there is none, or all come before --warmup ends")
             rows.append(row_of(policy, runs))
@@ -146,14 +154,28 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
     return Report(f"{Path(trace).name} on {flags['replicas']} replicas", facts, tuple(rows), (*notes, *IGNORED))
 
 
+@contextmanager
+def _naming(trace: str) -> Iterator[None]:
+    """Have errors say which file is at fault."""
+    try:
+        yield
+    except ConfigError as error:
+        if Path(trace).is_file() and not error.message.startswith(f"{trace}:"):
+            raise ConfigError(f"{trace}: {error.message}") from None
+        raise
+
+
 def _policies(text: str) -> list[str]:
     from kvroute.routing.affinity import affinity_of
-    from kvroute.routing.router import POLICIES
+    from kvroute.routing.router import POLICIES, is_policy
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in POLICIES and affinity_of(name, None) is None]
-    if unknown or not 1 <= len(names) <= POLICIES_MAX:
-        raise ConfigError(f"--policy: {', '.join(unknown) or text!r}: name some of {', '.join(POLICIES)}, affinity:N")
+    unknown = [name for name in names if not is_policy(name) and affinity_of(name, None) is None]
+    if unknown or not names:
+        known = f"{', '.join(POLICIES)}, affinity:N, blend:PREFIX:QUEUE:KV"
+        raise ConfigError(f"--policy: {', '.join(map(repr, unknown)) or repr(text)}: name some of {known}")
+    if len(names) > POLICIES_MAX:
+        raise ConfigError(f"--policy: {len(names)} policies, at most {POLICIES_MAX}")
     return names
 
 
@@ -179,6 +201,12 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
     if not count.isdigit() or not 1 <= int(count) <= 64:
         raise ConfigError(f"--hardware: {flags['hardware']!r} is not GPU or NxGPU, such as 2xh100")
     model, hardware, parallel = read_model(flags["model"]), gpu(name), Parallel(tp=int(count))
+    if model.query_heads % parallel.tp:
+        fitting = [str(tp) for tp in range(1, 65) if not model.query_heads % tp and tp <= 2 * parallel.tp]
+        raise ConfigError(
+            f"--hardware: {count} GPUs do not divide the {model.query_heads} query heads of {model.name}, and vLLM "
+            f"would not start: take {', '.join(fitting)}"
+        )
     given = {key: flags[key] for key in ("prefill_efficiency", "decode_efficiency") if flags[key] is not None}
     eight_bit = computes_in_8_bits(model)
     time: StepTime = RooflineTime(model, hardware, parallel=parallel, eight_bit=eight_bit, **given)
@@ -198,9 +226,22 @@ def _engine(flags: dict[str, Any]) -> tuple[EngineSettings, Any]:
         time=time,
         limits=limits,
         model=flags["model"],
-        max_model_len=flags["max_model_len"],
+        max_model_len=flags["max_model_len"] or model.context_tokens,
+        offload=_offload(model, hardware, parallel, flags),
     )
     return engine, known.rates if known else SEED
+
+
+def _offload(model: Any, hardware: Any, parallel: Any, flags: dict[str, Any]) -> Any:
+    """Return the CPU memory behind each cache, None where there is none."""
+    from kvroute.sim.presets import GIB, offload_of
+
+    if flags["kv_offloading_size"] is None:
+        return None
+    offload = offload_of(model, hardware, parallel, flags["block_size"], int(flags["kv_offloading_size"] * GIB))
+    if (blocks := offload.num_blocks * flags["replicas"]) > BLOCKS_MAX:
+        raise ConfigError(f"--kv-offloading-size: {blocks:,} blocks in the fleet's CPU memory, at most {BLOCKS_MAX:,}")
+    return offload
 
 
 def _cache_tokens(engine: str, flags: dict[str, Any], known: Any) -> int:
@@ -275,7 +316,8 @@ def _workload(
     )
     name, parameters = profile_of(trace) if trace.partition(":")[0] in PROFILES else ("", {})
     if not name:
-        return _file(Path(trace), flags, pace, stack)
+        with _naming(trace):
+            return _file(Path(trace), flags, pace, stack)
     _refuse(("jitter", "trace_block", "max_prompt"), flags, "is for traces in files")
     size = flags["block_size"]
     return lambda seed: of_profile(name, parameters, size, pace, seed), pace.limit, {"workload": trace}, ()
@@ -354,6 +396,8 @@ def _facts(engine: EngineSettings, flags: dict[str, Any]) -> dict[str, str]:
     facts = {
         "replicas": f"{flags['replicas']} x {flags['model']} on {flags['hardware']}",
         "cache": f"{engine.kv_tokens:,} tokens each, in blocks of {engine.block_size}",
+        **({"CPU memory": f"{engine.offload.num_blocks * engine.block_size:,} tokens each"} if engine.offload else {}),
+        "context": f"{engine.context_tokens:,} tokens",
         "knowledge": flags["knowledge"],
     }
     if flags["routers"] > 1:
@@ -400,7 +444,7 @@ def _print_table(report: Report) -> None:
         best = best_of(report, one)
         cells = [
             f"[bold green]{words(row.figures[one.key], one.unit)}[/]"
-            if row.policy == best
+            if row.policy in best
             else words(row.figures[one.key], one.unit)
             for row in report.rows
         ]

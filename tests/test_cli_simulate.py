@@ -104,6 +104,8 @@ def test_a_cache_is_what_fits_on_the_hardware():
         ([*SMALL, "--policy", "magic"], "--policy: 'magic'"),
         ([*SMALL, "--hardware", "abacus"], "no GPU is named"),
         ([*SMALL, "--hardware", "0xh100"], "--hardware"),
+        ([*SMALL, "--hardware", "3xh100"], "3 GPUs do not divide the 32 query heads of llama-3.1-8b"),
+        ([*SMALL, "--policy", "blend:1:2"], "blend:3:2:2"),
         ([*SMALL, "--model", "llama-3.1-405b"], "name more GPUs"),
         ([*SMALL, "--think", "soon"], "--think"),
         ([*SMALL, "--event", "now:crash:1"], "--event"),
@@ -147,7 +149,7 @@ def test_the_result_names_every_option_that_was_given():
     flags = ["--event-lag=2", "--metrics-every=0.5", "--max-num-seqs=7", "--tells-output", "--ledger-loss=0.25"]
     settings = figures(*SMALL, "--policy", "random", *flags)["settings"]
     assert {name: settings.get(name) for name in given} == {name: str(value) for name, value in given.items()}
-    assert set(settings) - set(given) == {"workload", "replicas", "cache", "knowledge", "limit", "seeds"}
+    assert set(settings) - set(given) == {"workload", "replicas", "cache", "context", "knowledge", "limit", "seeds"}
 
 
 @pytest.mark.parametrize("trace", ["agent:sessions=5,rate=1,turns=6", DATA / "tau_airline_text_a.jsonl.gz"])
@@ -166,6 +168,51 @@ def test_a_result_with_failed_requests_says_why(flags, words):
     found = figures(*SMALL, "--policy", "random", *flags)
     assert found["policies"]["random"]["summary"]["failed"]["mean"] > 0
     assert words in found["settings"]["first failure, random"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"input_length": -3, "timestamp": 5}', '{"length": 3}', "no JSON", '{"input_length": 9, "hash_runs": [[0,0]]}'],
+)
+@pytest.mark.parametrize("before", [0, 300])
+def test_a_line_at_fault_is_shown_with_its_file(tmp_path, line, before):
+    """Wherever it is: at the head, where the trace is looked at, or further on, where it is played."""
+    trace = tmp_path / "trace.jsonl"
+    good = '{"input_length": 9, "output_length": 1, "timestamp": 1}\n'
+    trace.write_text(good * before + line + "\n")
+    done = simulate(trace, "--policy", "random")
+    assert done.exit_code == 1
+    assert done.output.startswith(f"Error: {trace}: ")
+    assert line in done.output
+
+
+def test_a_conversation_longer_than_the_model_reads_is_refused_as_by_vllm():
+    """The context is the model's where the cache holds more, and another where one is given."""
+    found = figures("shared-prefix:system=40000", "--limit", 3, "--model", "qwen3-32b", "--hardware", "2xh100")
+    assert found["settings"]["context"] == "40,960 tokens"
+    assert "40960" in found["settings"]["first failure, kvroute"]
+    longer = ("--max-model-len", 60_000)
+    found = figures("shared-prefix:system=40000", "--limit", 3, "--model", "qwen3-32b", "--hardware", "2xh100", *longer)
+    assert found["settings"]["context"] == "60,000 tokens"
+    assert found["policies"]["kvroute"]["summary"]["failed"]["mean"] == 0
+
+
+def test_cpu_memory_may_be_put_behind_the_caches():
+    """It is named in the result, and more is hit."""
+    flags = (*SMALL[:1], "--limit", 60, "--policy", "random", "--replicas", 2, "--kv-tokens", 4000)
+    plain, more = figures(*flags), figures(*flags, "--kv-offloading-size", 1)
+    assert more["settings"]["CPU memory"] == "8,192 tokens each"
+    hits = [one["policies"]["random"]["summary"]["hit_share"]["mean"] for one in (plain, more)]
+    assert hits[1] > hits[0]
+
+
+def test_clients_may_be_bounded():
+    """With one conversation at a time nobody waits for another."""
+    flags = ("--policy", "random", "--replicas", 1)
+    free, bound = (figures(*SMALL, *flags, *more) for more in ((), ("--max-concurrency", 1)))
+    means = [one["policies"]["random"]["summary"]["end_to_end_mean_s"]["mean"] for one in (free, bound)]
+    assert means[1] < means[0]
+    assert bound["settings"]["max_concurrency"] == "1"
 
 
 def test_an_empty_file_is_refused(tmp_path):

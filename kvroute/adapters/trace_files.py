@@ -93,7 +93,11 @@ class Spool:
         self._db = sqlite3.connect(self._file.name)
         self._db.create_function("shuffled", 2, _shuffled, deterministic=True)
         self._db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;" + SQL)
-        self._fill(lines)
+        try:
+            self._fill(lines)
+        except BaseException:
+            self.close()
+            raise
         self._db.executescript(INDEXES)
         if longest_tokens is not None:
             self._db.execute(
@@ -105,6 +109,10 @@ class Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the temporary file back."""
         self._db.close()
         self._file.close()
 
@@ -168,7 +176,8 @@ class Spool:
                 try:
                     glance = decode(line)
                 except msgspec.DecodeError as error:
-                    raise ConfigError(f"line {number + 1} of the trace: {error}") from None
+                    shown = line[:80].decode("utf-8", "replace")
+                    raise ConfigError(f"line {number + 1}, empty ones not counted: {error}: {shown}") from None
                 session = f"#{number}" if glance.session_id is None else str(glance.session_id)
                 at = glance.timestamp if glance.timestamp is not None else glance.offset_ms
                 family = session if glance.offset_ms is None else session.partition(".")[0]

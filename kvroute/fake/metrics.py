@@ -13,6 +13,7 @@ from kvroute.fake.timings import Timings
 from kvroute.sim.replica import SimReplica
 
 LABELS = ("engine", "model_name")
+EXTERNAL = "from KV connector cross-instance cache sharing, in terms of number of"
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -51,6 +52,16 @@ class ReplicaMetrics(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "Prefix cache queries, in terms of queried tokens.", counters.prefix_queries),
             ("prefix_cache_hits", "Prefix cache hits, in terms of cached tokens.", counters.prefix_hits),
+            (
+                "external_prefix_cache_queries",
+                f"External prefix cache queries {EXTERNAL} queried tokens.",
+                counters.external_queries,
+            ),
+            (
+                "external_prefix_cache_hits",
+                f"External prefix cache hits {EXTERNAL} cached tokens.",
+                counters.external_hits,
+            ),
             ("num_preemptions", "Cumulative number of preemptions.", counters.preemptions),
             ("prompt_tokens", "Number of prefill tokens processed.", counters.prompt_tokens),
             ("generation_tokens", "Number of generation tokens processed.", counters.generation_tokens),
@@ -85,20 +96,20 @@ class ReplicaMetrics(Collector):
         return family
 
     def _prompt_sources(self) -> Iterator[Metric]:
-        """Count the tokens of admitted prompts by where they came from: computed, or found in the cache."""
+        """Count the tokens of admitted prompts by where they came from: computed, in the cache, or copied from CPU."""
         counters = self._replica.counters
-        hits = counters.prefix_hits
+        hits, copied = counters.prefix_hits, counters.external_hits
         found = CounterMetricFamily(
             "vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", labels=LABELS
         )
-        found.add_metric(self._labels, hits)
+        found.add_metric(self._labels, hits + copied)
         yield found
         text = "Number of prompt tokens by source."
         sources = CounterMetricFamily("vllm:prompt_tokens_by_source", text, labels=(*LABELS, "source"))
         for source, tokens in (
-            ("local_compute", counters.prefix_queries - hits),
+            ("local_compute", counters.prefix_queries - hits - copied),
             ("local_cache_hit", hits),
-            ("external_kv_transfer", 0),
+            ("external_kv_transfer", copied),
         ):
             sources.add_metric((*self._labels, source), tokens)
         yield sources

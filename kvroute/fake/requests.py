@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -210,10 +211,33 @@ def _ask(
 
 
 def _check_sampling(body: dict[str, Any]) -> None:
-    temperature = body.get("temperature")
-    if isinstance(temperature, int | float) and temperature < 0:
-        shown = float(temperature)
-        raise refused(f"temperature must be non-negative, got {shown}.", "temperature", shown)
+    """Refuse what `SamplingParams._verify_args` does, in its order; not all of its messages name the field."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (value := _number(body, name, 0.0)) <= 2:
+            raise BadRequest(f"{name} must be in [-2, 2], got {value}.")
+    penalty = _number(body, "repetition_penalty", 1.0)
+    if not isfinite(penalty):
+        raise BadRequest(f"repetition_penalty must be a finite number, got {penalty}.")
+    if penalty <= 0:
+        raise BadRequest(f"repetition_penalty must be greater than zero, got {penalty}.")
+    temperature = _number(body, "temperature", 1.0)
+    if not isfinite(temperature):
+        raise refused(f"temperature must be a finite number, got {temperature}.", "temperature", temperature)
+    if temperature < 0:
+        raise refused(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
+    if temperature > 2:
+        raise refused(f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature)
+    top_p, min_p = _number(body, "top_p", 1.0), _number(body, "min_p", 0.0)
+    if not 0 < top_p <= 1:
+        raise refused(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
+    top_k = _integer(body, "top_k")
+    if top_k is not None and top_k < -1:
+        raise BadRequest(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+    if not 0 <= min_p <= 1:
+        raise BadRequest(f"min_p must be in [0, 1], got {min_p}.")
+    stops = body.get("stop")
+    if "" in (stops if isinstance(stops, list) else [stops]):
+        raise BadRequest("stop cannot contain an empty string.")
 
 
 def _check_sizes(ask: Ask, model: Model) -> None:
@@ -237,6 +261,10 @@ def _check_sizes(ask: Ask, model: Model) -> None:
         left = limit - tokens if bound is None else min(bound, limit - tokens)
         if left < 1:
             raise refused(f"max_tokens must be at least 1, got {left}.", "max_tokens", left)
+        if ask.min_tokens < 0:
+            raise BadRequest(f"min_tokens must be greater than or equal to 0, got {ask.min_tokens}.")
+        if ask.min_tokens > left:
+            raise BadRequest(f"min_tokens must be less than or equal to max_tokens={left}, got {ask.min_tokens}.")
 
 
 def _salt(body: dict[str, Any]) -> str | None:
@@ -256,3 +284,8 @@ def _integer(body: dict[str, Any], name: str) -> int | None:
     if value is not None and type(value) is not int:
         raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     return value
+
+
+def _number(body: dict[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    return float(value) if isinstance(value, int | float) else default

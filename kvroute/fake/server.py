@@ -25,8 +25,12 @@ from kvroute.fake.handlers import Replica, json_response
 from kvroute.fake.publisher import EventPublisher, PublisherConfig
 from kvroute.fake.requests import Model
 from kvroute.kv.pool import BlockPool
-from kvroute.sim.engine import default_time
-from kvroute.sim.replica import SimReplica
+from kvroute.sim.engine import DEFAULT_GPU, DEFAULT_MODEL, default_time
+from kvroute.sim.presets import GIB, offload_of
+from kvroute.sim.replica import Offload, SimReplica
+from kvroute.sizing.capacity import ONE_GPU
+from kvroute.sizing.hardware import gpu
+from kvroute.sizing.presets import preset
 
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 BLOCKS_MAX = 1 << 24  # of a cache; some 150 bytes each
@@ -68,12 +72,14 @@ def build_replica(
     seed: int = 0,
     faults: bool = False,
     events: PublisherConfig | None = None,
+    kv_offloading_size: float = 0.0,
 ) -> web.Application:
     """Make a simulated replica whose KV cache has `kv_tokens` tokens of blocks, one of which is never usable.
 
     `speed` divides the time of every step. `seed` changes what it says. `max_model_len` is the context length, by
     default what fits in the cache, at most 32,768. `faults` opens POST /_fault. `events` says where KV events are
-    published; without it there are none.
+    published; without it there are none. `kv_offloading_size` is the CPU memory behind the cache, in GiB, with blocks
+    as large as those of the model whose speed it has.
     """
     _check(kv_tokens, block_size, speed)
     pool = BlockPool(kv_tokens // block_size, block_size)
@@ -81,7 +87,8 @@ def build_replica(
     if not 1 < context <= kv_tokens:
         raise ConfigError(f"max_model_len must be between 2 and kv_tokens ({kv_tokens}), got {context}")
     feed = None if events is None else EventFeed(EventPublisher(events), block_size)
-    driver = Driver(SimReplica(pool, time=default_time(speed)), feed, max_model_len=context)
+    offload = _offload(kv_offloading_size, block_size, speed) if kv_offloading_size else None
+    driver = Driver(SimReplica(pool, time=default_time(speed), offload=offload), feed, max_model_len=context)
     replica = Replica(driver, Model(model, context), seed)
     app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors])
     app[REPLICA] = replica
@@ -103,6 +110,14 @@ def build_replica(
     app.cleanup_ctx.append(engine)
     app.on_shutdown.append(stop)
     return app
+
+
+def _offload(size_gib: float, block_size: int, speed: float) -> Offload:
+    """Return the CPU memory of the engine whose step times are the default."""
+    one = offload_of(preset(DEFAULT_MODEL), gpu(DEFAULT_GPU), ONE_GPU, block_size, int(size_gib * GIB))
+    if one.num_blocks > BLOCKS_MAX:
+        raise ConfigError(f"kv_offloading_size must be at most {BLOCKS_MAX} blocks, got {one.num_blocks}")
+    return Offload(one.num_blocks, round(one.block_copy_fs / speed))
 
 
 def _check(kv_tokens: int, block_size: int, speed: float) -> None:
@@ -143,6 +158,7 @@ async def run_replica(
     kv_events: str | None = None,
     kv_events_replay: str | None = None,
     kv_events_topic: str = "",
+    kv_offloading_size: float = 0.0,
     shutdown_timeout: float = 0.0,
 ) -> None:
     """Serve a replica until SIGTERM or SIGINT, and say where in one line.
@@ -160,6 +176,7 @@ async def run_replica(
         speed=speed,
         faults=faults,
         events=events or None,
+        kv_offloading_size=kv_offloading_size,
     )
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

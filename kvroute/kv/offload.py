@@ -2,7 +2,9 @@
 
 The rules follow vLLM's offloading connector with its LRU policy (`v1/kv_offload/cpu/manager.py`):
 
-Rule 1. A block is copied here when it has been computed. It stays when the engine's own cache loses it.
+Rule 1. A block is copied here when it has been computed. It stays when the engine's own cache loses it. What a prompt
+        found in the engine's cache is used here too, and copied again where it is here no longer, unless more of the
+        same prompt came from here.
 Rule 2. The block that was used longest ago makes room. Of one chain the tail counts as older than the head.
 Rule 3. A prompt finds here what continues, without a gap, what the engine's own cache has of it.
 Rule 4. What one chain adds at once is kept as a whole or, where it is larger than all the memory, not at all.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from kvroute.kv.chain import HASH_BYTES
-from kvroute.routing.cached import CACHED
+from kvroute.routing.cached import CACHED, make_blend, weights_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.member import Member
 from kvroute.routing.policy import Case, MakePolicy
@@ -99,3 +99,13 @@ BASELINES: dict[str, MakePolicy] = {
     "consistent-hash": lambda knowledge: ConsistentHash(),
     **CACHED,
 }
+
+
+def baseline_of(policy: str) -> MakePolicy | None:
+    """Return what makes the baseline of that name, `blend:PREFIX:QUEUE:KV` and `affinity:N` included; None = none.
+
+    Raises:
+        ConfigError: its figures cannot be read.
+    """
+    weights = weights_of(policy)
+    return make_blend(weights) if weights is not None else BASELINES.get(policy.partition(":")[0])

@@ -11,8 +11,9 @@ from math import inf
 
 from msgspec import Struct
 
+from kvroute.errors import ConfigError
 from kvroute.routing.member import Member
-from kvroute.routing.placed import PlacedPrefixes
+from kvroute.routing.placed import LlmdPrefixes, PlacedPrefixes
 from kvroute.routing.policy import Case, Knowledge, MakePolicy, Policy
 
 MATCH_DEFAULT = 0.3  # SGLang gateway and vllm-router: --cache-threshold
@@ -22,9 +23,10 @@ TREE_CHARS_DEFAULT = 67_108_864  # --max-tree-size, for each worker
 CHARS_PER_TOKEN = 4
 DYNAMO_LIFE_DEFAULT_S = 120.0  # Dynamo without events: time to live of a placed block
 DYNAMO_BLOCKS_DEFAULT = 1 << 20
-PREFIX_WEIGHT_DEFAULT, QUEUE_WEIGHT_DEFAULT, KV_WEIGHT_DEFAULT = 3.0, 2.0, 2.0  # llm-d's guides until 2026
-LLMD_BLOCKS_DEFAULT = 31_250  # a pod, of 64 tokens
-LLMD_BLOCK_TOKENS = 64
+BLEND = "blend"
+LLMD_BLOCKS_DEFAULT = 31_250  # lruCapacityPerServer
+BLEND_BLOCK_TOKENS, BLEND_MATCH_TOKENS = 16, 256 * 16  # 64 characters, maxPrefixBlocksToMatch 256: until 2026
+STICKY_BLOCK_TOKENS, STICKY_MATCH_TOKENS = 64, 131_072  # since then
 STICKY_SHARE_DEFAULT = 0.8  # llm-d prefix-cache-affinity-filter: affinityThreshold
 STICKY_PENALTY_DEFAULT_S = 18.0  # maxTTFTPenalty
 TOKEN_LOAD_DEFAULT = 4_194_304  # llm-d token-load-scorer: tokens in flight that count as full
@@ -36,11 +38,12 @@ class Known(Struct, frozen=True):
     member: Member
     hit_tokens: int
     miss_tokens: int
+    looked_at: int  # tokens of the prompt that were compared
 
     @property
     def share(self) -> float:
-        """Share of the prompt that it holds."""
-        return self.hit_tokens / max(self.hit_tokens + self.miss_tokens, 1)
+        """Share of what was compared of the prompt that it holds."""
+        return min(self.hit_tokens / max(self.looked_at, 1), 1.0)
 
     @property
     def in_flight(self) -> int:
@@ -73,7 +76,8 @@ class Informed:
         id, demand = member.replica.id, case.demand
         hit = case.hits.get(id, 0) if self._placed is None else self._placed.hit_tokens(id, demand, case.now_s)
         hit = max(min(hit, demand.prompt_tokens - 1), 0)
-        return Known(member, hit, demand.prompt_tokens - hit)
+        looked_at = demand.prompt_tokens if self._placed is None else self._placed.looked_at(demand)
+        return Known(member, hit, demand.prompt_tokens - hit, looked_at)
 
 
 def cache_threshold(known: Sequence[Known], case: Case) -> Known:
@@ -120,7 +124,15 @@ def lmetric(known: Sequence[Known], case: Case) -> Known:
     )
 
 
-def blend_of(knowledge: Knowledge) -> Rule:
+class Weights(Struct, frozen=True):
+    """How much each part of llm-d's blend counts; the defaults are those of its guides until 2026."""
+
+    prefix: float = 3.0
+    queue: float = 2.0
+    kv: float = 2.0
+
+
+def blend_of(knowledge: Knowledge, weights: Weights = Weights()) -> Rule:  # noqa: B008 - a frozen value
     """Return llm-d's rule until 2026: the highest of 3 x matched share + 2 x queue score + 2 x free KV, ties by chance.
 
     Source: prefix-cache-scorer, queue-scorer and kv-cache-utilization-scorer of llm-d-router. The original reads queue
@@ -134,11 +146,31 @@ def blend_of(knowledge: Knowledge) -> Rule:
         def badness(each: Known) -> float:
             queue = (high - waiting(each.member, knowledge)) / (high - low) if high > low else 1.0
             free = 1.0 - kv_share(each.member, knowledge)
-            return -(PREFIX_WEIGHT_DEFAULT * each.share + QUEUE_WEIGHT_DEFAULT * queue + KV_WEIGHT_DEFAULT * free)
+            return -(weights.prefix * each.share + weights.queue * queue + weights.kv * free)
 
         return chance_of_least(known, badness, case)
 
     return blend
+
+
+def weights_of(policy: str) -> Weights | None:
+    """Read `blend` or `blend:PREFIX:QUEUE:KV`; None where it is another policy.
+
+    Raises:
+        ConfigError: these are not three weights, or all of them are 0.
+    """
+    name, colon, text = policy.partition(":")
+    if name != BLEND:
+        return None
+    if not colon:
+        return Weights()
+    try:
+        weights = [float(part) for part in text.split(":")]
+    except ValueError:
+        weights = []
+    if len(weights) != 3 or not all(0 <= weight <= 1e6 for weight in weights) or not any(weights):
+        raise ConfigError(f"{policy!r}: after {BLEND}: come the weights of prefix, queue and KV, such as {BLEND}:3:2:2")
+    return Weights(*weights)
 
 
 def waiting(member: Member, knowledge: Knowledge) -> int:
@@ -182,23 +214,30 @@ def chance_of_least(known: Sequence[Known], size: Callable[[Known], float], case
 
 def informed(rule: Rule, limit_tokens: float = inf, life_s: float = inf) -> MakePolicy:
     """Return what makes a policy of a rule; without the index it remembers so many tokens, or seconds."""
+    return lambda knowledge: Informed(rule, None if knowledge == "exact" else PlacedPrefixes(limit_tokens, life_s))
+
+
+def make_blend(weights: Weights) -> MakePolicy:
+    """Return what makes llm-d's former rule, with the record that it had then."""
 
     def make(knowledge: Knowledge) -> Policy:
-        return Informed(rule, PlacedPrefixes(limit_tokens, life_s) if knowledge == "original" else None)
+        record = LlmdPrefixes(LLMD_BLOCKS_DEFAULT * BLEND_BLOCK_TOKENS, BLEND_MATCH_TOKENS)
+        return Informed(blend_of(knowledge, weights), None if knowledge == "exact" else record)
 
     return make
 
 
-def make_blend(knowledge: Knowledge) -> Policy:
-    """Make llm-d's former rule."""
-    return informed(blend_of(knowledge), LLMD_BLOCKS_DEFAULT * LLMD_BLOCK_TOKENS)(knowledge)
+def make_sticky(knowledge: Knowledge) -> Policy:
+    """Make llm-d's present rule, with its present record."""
+    record = LlmdPrefixes(LLMD_BLOCKS_DEFAULT * STICKY_BLOCK_TOKENS, STICKY_MATCH_TOKENS)
+    return Informed(sticky, None if knowledge == "exact" else record)
 
 
 CACHED: dict[str, MakePolicy] = {
     "cache-threshold": informed(cache_threshold, TREE_CHARS_DEFAULT / CHARS_PER_TOKEN),
     "linear": informed(linear, life_s=DYNAMO_LIFE_DEFAULT_S),
-    "blend": make_blend,
-    "sticky": informed(sticky, LLMD_BLOCKS_DEFAULT * LLMD_BLOCK_TOKENS),
+    BLEND: make_blend(Weights()),
+    "sticky": make_sticky,
     "affinity": informed(longest_match),
     "lmetric": informed(lmetric, life_s=DYNAMO_LIFE_DEFAULT_S),
 }

@@ -19,7 +19,8 @@ from msgspec import Struct
 from kvroute.errors import ConfigError, KvrouteError, NoReplica
 from kvroute.routing.admission import Admission, AdmissionSettings, Chances, Waits
 from kvroute.routing.affinity import Affinity, affinity_of
-from kvroute.routing.baselines import BASELINES
+from kvroute.routing.baselines import BASELINES, baseline_of
+from kvroute.routing.cached import weights_of
 from kvroute.routing.cost import Slo, Work, compute_tokens, total_s, work_of
 from kvroute.routing.demand import Demand
 from kvroute.routing.fleet import Fleet
@@ -42,6 +43,15 @@ TIE_SHARE = 0.01
 NOTHING_STORED: Mapping[ReplicaId, int] = {}
 NOT_MET_S = 1e6  # longer than anything costs
 TTFT_WEIGHT = 0.8  # agent traces: own and others' decode as heavy as the prefill made first tokens 18 % later
+
+
+def is_policy(name: str) -> bool:
+    """Whether a policy of that name can be followed at any time.
+
+    Raises:
+        ConfigError: its figures cannot be read.
+    """
+    return name in POLICIES or weights_of(name) is not None
 
 
 class Offer(Struct, frozen=True):
@@ -99,12 +109,12 @@ class Router:
         """
         for param, names in (("routing.policy", (policy,)), ("routing.shadow", tuple(shadows))):
             for name in names:
-                if name not in POLICIES and not (not self.policy and affinity_of(name, None)):
+                if not is_policy(name) and not (not self.policy and affinity_of(name, None)):
                     raise ConfigError(f"{param}: {name!r} is none of {', '.join(POLICIES)}", param=param)
         if len(shadows) > SHADOWS_MAX:
             raise ConfigError(f"routing.shadow: at most {SHADOWS_MAX}, got {len(shadows)}", param="routing.shadow")
         if policy != self.policy:
-            make = BASELINES.get(policy.partition(":")[0])
+            make = baseline_of(policy)
             self._baseline: Policy | None = None if make is None else make(self._knowledge)
         self.policy, self._ttft_weight = policy, ttft_weight
         known = () if self.shadows is None else tuple(tally.policy for tally in self.shadows.tallies)
@@ -112,8 +122,9 @@ class Router:
             self.shadows = Shadows({name: self._shadow(name) for name in shadows}) if shadows else None
 
     def _shadow(self, name: str) -> Policy:
-        if name in BASELINES:
-            return BASELINES[name](self._knowledge)
+        make = baseline_of(name)
+        if make is not None:
+            return make(self._knowledge)
         return lambda members, case: self._best(
             members, self._offers(case.demand, case.hits, NOTHING_STORED), case.demand
         )

@@ -40,6 +40,7 @@ from kvroute.sizing.speed import (
     weights_s,
 )
 
+DEFAULT_MODEL, DEFAULT_GPU = "llama-3.1-8b", "h100"  # the engine that is meant where none is described
 FS = 10**15  # femtoseconds in a second
 OVERHEAD_S = 0.0005  # assumed, not measured: asynchronous scheduling hides most of it
 WEIGHTS_KEPT = 1 << 15  # times to read the weights that are remembered, one for each number of tokens in a step
@@ -213,4 +214,4 @@ def _check(prefill: float, decode: float, overhead_s: float, sequence_s: float, 
 @cache
 def default_time(speed: float = 1.0, overhead_s: float = OVERHEAD_S) -> RooflineTime:
     """Return the step times of an 8B model on one H100, the engine that is meant where none is described."""
-    return RooflineTime(preset("llama-3.1-8b"), gpu("h100"), speed=speed, overhead_s=overhead_s)
+    return RooflineTime(preset(DEFAULT_MODEL), gpu(DEFAULT_GPU), speed=speed, overhead_s=overhead_s)

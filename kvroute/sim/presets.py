@@ -126,7 +126,7 @@ def offload_of(model: Model, hardware: Hardware, parallel: Parallel, block_size:
     """
     block_bytes = kv_bytes(model, block_size)
     if cpu_bytes < block_bytes:
-        raise ConfigError(f"cpu_bytes: {cpu_bytes:,} bytes are less than one block of {block_bytes:,}")
+        raise ConfigError(f"CPU memory: {cpu_bytes:,} bytes are less than one block of {block_bytes:,}")
     cpu = next(tier for tier in tiers(hardware) if tier.name == "cpu")
     return Offload(cpu_bytes // block_bytes, round(copy_s(model, block_size, cpu, parallel=parallel) * FS))
 

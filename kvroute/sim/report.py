@@ -104,14 +104,14 @@ def shown(report: Report) -> list[Metric]:
     return [one for one in METRICS if one.key not in hidden]
 
 
-def best_of(report: Report, one: Metric) -> str | None:
-    """Return the policy that is best by a figure; None where all read the same, or nothing is better."""
-    if one.is_better_low is None or len(report.rows) < 2:
-        return None
+def best_of(report: Report, one: Metric) -> set[str]:
+    """Return who is best by a figure, as it reads; nobody where all read the same, or nothing is better."""
+    if one.is_better_low is None:
+        return set()
     means = {row.policy: row.figures[one.key].mean for row in report.rows}
-    if len({number(mean, one.unit) for mean in means.values()}) == 1:
-        return None
-    return (min if one.is_better_low else max)(means, key=lambda policy: means[policy])
+    best = number((min if one.is_better_low else max)(means.values()), one.unit)
+    found = {policy for policy, mean in means.items() if number(mean, one.unit) == best}
+    return found if len(found) < len(means) else set()
 
 
 def words(figure: Figure, unit: str) -> str:
@@ -160,9 +160,26 @@ def plain(report: Report) -> dict[str, object]:
         "policies": {
             row.policy: {
                 "summary": {key: {"mean": f.mean, "min": f.least, "max": f.most} for key, f in row.figures.items()},
-                "runs": [{"seed": run.seed, **{one.key: one.value(run) for one in METRICS}} for run in row.runs],
+                "runs": [of_run(run) for run in row.runs],
                 **({"phases": phases_of(row.runs)} if row.runs[0].phases else {}),
             }
             for row in report.rows
         },
     }
+
+
+def of_run(run: Outcomes) -> dict[str, object]:
+    """Return one run as plain values; of a workload with stages, with those of each."""
+    found: dict[str, object] = {"seed": run.seed, **{one.key: one.value(run) for one in METRICS}}
+    if run.stages:
+        found["stages"] = [
+            {
+                "requests": stage.requests,
+                "seconds": stage.span_s,
+                "output_tokens_s": stage.output_tokens_s,
+                "ttft_mean_s": stage.ttft.mean,
+                "ttft_p90_s": stage.ttft.p90,
+            }
+            for stage in run.stages
+        ]
+    return found

@@ -59,7 +59,7 @@ def bars_of(report: Report) -> list[Bars]:
 
 
 def curves_of(report: Report) -> list[Curves]:
-    """Return distributions and courses over time, each of a policy's first seed."""
+    """Return distributions and courses over time, each of a policy's first seed; what is zero for all is left out."""
 
     def lines(name: str) -> tuple[Curve, ...]:
         return tuple(Curve(row.policy, thinned(course(row.runs[0], name))) for row in report.rows)
@@ -70,7 +70,9 @@ def curves_of(report: Report) -> list[Curves]:
         Curves("Waiting", "seconds", "requests in queues and held", lines("waiting")),
         Curves("Caches in use", "seconds", "share held by running requests", lines("cache_used")),
     ]
-    return [chart for chart in charts if any(len(curve.points) > 1 for curve in chart.curves)]
+    return [
+        chart for chart in charts if any(len(one.points) > 1 and any(y for _, y in one.points) for one in chart.curves)
+    ]
 
 
 def course(run: Outcomes, name: str) -> Points:

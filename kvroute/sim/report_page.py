@@ -72,7 +72,7 @@ def _table(report: Report) -> str:
     for one in shown(report):
         best = best_of(report, one)
         cells = (
-            f"<td{' class=best' if row.policy == best else ''}>{escape(words(row.figures[one.key], one.unit))}</td>"
+            f"<td{' class=best' if row.policy in best else ''}>{escape(words(row.figures[one.key], one.unit))}</td>"
             for row in report.rows
         )
         lines.append(f"<tr><td>{escape(one.label)}</td>{''.join(cells)}</tr>")

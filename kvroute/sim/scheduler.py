@@ -46,7 +46,7 @@ class Scheduler:
         self.decoding = Decoding(pool.block_size)
         self._prefilling: dict[Sequence, None] = {}
         self._admissions = 0
-        self._filled: list[tuple[PrefixChain, int, int]] = []  # blocks that got their hash, if there is an offload
+        self._filled: list[tuple[PrefixChain, int, int]] = []  # blocks to offer to CPU memory, if there is any
         self._refused: tuple[Sequence, int, int, int] | None = None  # who did not fit, and under which conditions
 
     def schedule(self, pending: Flight | None = None) -> Flight:
@@ -256,7 +256,7 @@ class Scheduler:
             sequence.blocks += self.pool.take(copies)
             self.offload.use(sequence.request.chain, len(hits), end)
             self.pool.store(sequence.request.chain, sequence.blocks, len(hits), end)
-            sequence.stored_blocks = end
+            sequence.stored_blocks = sequence.offered_blocks = end
         is_resumed, sequence.is_resumed = sequence.is_resumed, True
         if not sequence.request.reads_cache:
             return
@@ -305,8 +305,9 @@ class Scheduler:
 
     def _store(self, sequence: Sequence, full_blocks: int) -> None:
         full_blocks = min(full_blocks, sequence.chain_blocks)
-        if self.offload is not None and sequence.stored_blocks < full_blocks:
-            self._filled.append((sequence.request.chain, sequence.stored_blocks, full_blocks))
+        if self.offload is not None and sequence.offered_blocks < full_blocks:
+            self._filled.append((sequence.request.chain, sequence.offered_blocks, full_blocks))
+            sequence.offered_blocks = full_blocks
         self.pool.store(sequence.request.chain, sequence.blocks, sequence.stored_blocks, full_blocks)
         sequence.stored_blocks = max(sequence.stored_blocks, full_blocks)
 

@@ -41,6 +41,7 @@ class Sequence:
         "is_resumed",
         "last",
         "number",
+        "offered_blocks",
         "offset",
         "phase",
         "request",
@@ -55,6 +56,7 @@ class Sequence:
         self.phase = Phase.WAITING
         self.blocks: list[BlockId] = []
         self.stored_blocks = 0  # leading blocks that have their hash
+        self.offered_blocks = 0  # leading blocks that were offered to CPU memory, or came from there
         self.computed = 0  # tokens whose KV is in the cache; only kept while prefilling
         self.generated = 0  # tokens of the answer that are known; only kept until it decodes
         self.is_resumed = False  # it was admitted before

@@ -92,6 +92,7 @@ class Simulation:
         happenings: tuple[Happening, ...] = (),
         warmup_s: float = 0.0,
         phases_s: tuple[float, ...] = (),
+        at_once: int | None = None,
         skips: bool = True,
         history_blocks: int = HISTORY_BLOCKS,
         on_progress: Callable[[int, float], None] | None = None,
@@ -107,6 +108,8 @@ class Simulation:
             happenings: what befalls replicas.
             warmup_s: requests that arrive before are not counted.
             phases_s: when phases end that are counted apart; a conversation belongs to the one in which it began.
+            at_once: conversations at a time at the most (requests, in an open loop); None = no bound. The next one
+                begins when one of them ends, and what it waits for that at its client is in no figure.
             skips: whether runs of decode steps are played as one; the result is the same.
             history_blocks: that are remembered, the most recently used ones, to tell what could have been hit.
             on_progress: called now and then with the requests that have ended, and the simulated time.
@@ -121,6 +124,10 @@ class Simulation:
         self._figures = Figures(phases_s)
         self._clock = Clock()
         self._asked = self._ended = 0
+        self._at_once = at_once
+        self._late: Script | None = None  # who waits at its client, for others to end
+        self._stage: Script | None = None  # whose stage waits for those before it to end
+        self._delay_fs = 0  # by which stages are late
         self._is_open = True  # scripts are still to come
         self._talking = 0  # conversations under way
         self._there: dict[int, dict[RequestId, Flight]] = {}  # by replica
@@ -173,14 +180,28 @@ class Simulation:
         script = next(self._workload, None)
         if script is None:
             self._is_open = False
+        elif script.stage_s is None:
+            self._clock.at(fs_of(script.start_s) + self._delay_fs, self._start, script)
+        elif self._talking:
+            self._stage = script
         else:
-            self._clock.at(fs_of(script.start_s), self._start, script)
+            self._open_stage(script)
+
+    def _open_stage(self, script: Script) -> None:
+        assert script.stage_s is not None, "only a stage waits for others"
+        begin_fs = fs_of(script.stage_s)
+        self._delay_fs = max(self._delay_fs, self._clock.now_fs - begin_fs)
+        self._figures.end_stage()
+        self._clock.at(fs_of(script.start_s) + self._delay_fs, self._start, script)
 
     def _start(self, script: Script) -> None:
-        self._pull()
+        if self._at_once is not None and self._talking >= self._at_once:
+            self._late = script
+            return
         turn = next(script.turns, None)
+        self._talking += turn is not None
+        self._pull()
         if turn is not None:
-            self._talking += 1
             self._ask((Conversation(script, self._clock.now_fs), turn))
 
     def _ask(self, what: tuple[Conversation, Turn]) -> None:
@@ -231,12 +252,21 @@ class Simulation:
             self._clock.after(turn.think_s, self._ask, (conversation, turn))
             return
         self._talking -= 1
-        if conversation.began_fs < self._warmup_fs:
-            return
-        figures.lost += failed
-        if not failed:
-            figures.scripts += 1
-            figures.conversation.add(seconds(self._clock.now_fs - conversation.began_fs))
+        if conversation.began_fs >= self._warmup_fs:
+            figures.lost += failed
+            if not failed:
+                figures.scripts += 1
+                figures.conversation.add(seconds(self._clock.now_fs - conversation.began_fs))
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """A conversation has ended: whoever waited for that begins."""
+        if self._late is not None:
+            script, self._late = self._late, None
+            self._clock.at(self._clock.now_fs, self._start, script)
+        elif self._stage is not None and not self._talking:
+            script, self._stage = self._stage, None
+            self._open_stage(script)
 
     # Routing
 
@@ -414,14 +444,14 @@ class Simulation:
         assert flight.lease is not None, "only what was sent can begin"
         flight.began_fs = self._clock.now_fs
         flight.lease.began(self._clock.now_s)
-        what = (flight, number)
+        what = (flight, number, self._left_by(flight))
         if self._routers.event_lag_s:
             self._clock.after(self._routers.event_lag_s, tell_computed, what)
         else:
             tell_computed(what)
         if flight.counts:
             figures = self._figures
-            figures.ttft.add(seconds(flight.began_fs - flight.arrived_fs))
+            figures.begin(seconds(flight.began_fs - flight.arrived_fs))
             figures.prompt_tokens += flight.turn.prompt_tokens
             figures.hit_tokens += flight.hit_tokens
             if (phase := self._phase(flight)) is not None:
@@ -439,9 +469,8 @@ class Simulation:
         if flight.counts:
             figures = self._figures
             figures.completed += 1
-            figures.output_tokens += flight.output_tokens
+            figures.finish(seconds(flight.began_fs), now_s, flight.output_tokens)
             figures.end_to_end.add(seconds(now_fs - flight.arrived_fs))
-            figures.throughput.add(now_s, flight.output_tokens)
             if (phase := self._phase(flight)) is not None:
                 phase.end_to_end.add(seconds(now_fs - flight.arrived_fs))
                 phase.output_tokens += flight.output_tokens
@@ -455,13 +484,11 @@ class Simulation:
         seen = self._seen.see(flight.demand.chain, self._left_by(flight))
         if not flight.counts:
             return
-        if figures.first_s is None:
-            figures.first_s = self._clock.now_s
-        figures.requests += 1
+        figures.arrive(self._clock.now_s)
         figures.reachable_tokens += min(seen, (flight.turn.prompt_tokens - 1) // size) * size
 
 
-def tell_computed(what: tuple[Flight, int]) -> None:
-    """Have the router know that a prompt was computed."""
-    flight, number = what
-    flight.front.knowledge.answered(number, flight.demand.chain, flight.known_blocks, flight.turn.chain)
+def tell_computed(what: tuple[Flight, int, PrefixChain]) -> None:
+    """Have the router know that a prompt was computed, and what its answer will leave in the cache."""
+    flight, number, left = what
+    flight.front.knowledge.answered(number, flight.demand.chain, flight.known_blocks, left)

@@ -95,6 +95,19 @@ class Series:
         self._sums[place] += value
         self._counts[place] += 1
 
+    def spread(self, since_s: float, until_s: float, amount: float) -> None:
+        """Count an amount that came evenly over a time."""
+        self.add(until_s, 0.0)
+        first, last, width_s = int(since_s / self.width_s), int(until_s / self.width_s), self.width_s
+        if first == last or until_s <= since_s:
+            self._sums[last] += amount
+            return
+        rate = amount / (until_s - since_s)
+        self._sums[first] += rate * ((first + 1) * width_s - since_s)
+        for place in range(first + 1, last):
+            self._sums[place] += rate * width_s
+        self._sums[last] += rate * (until_s - last * width_s)
+
     def means(self) -> tuple[tuple[float, float], ...]:
         """Return (time, mean of the values then)."""
         return tuple(
@@ -154,6 +167,20 @@ class PhaseFigures:
         )
 
 
+class Stage(Struct, frozen=True, kw_only=True):
+    """A part of a run that began when everything before it had ended."""
+
+    requests: int
+    span_s: float  # from its first request to its last answer
+    output_tokens: int
+    ttft: Spread
+
+    @property
+    def output_tokens_s(self) -> float:
+        """Generated tokens a second."""
+        return self.output_tokens / self.span_s if self.span_s else 0.0
+
+
 class Outcomes(Struct, frozen=True, kw_only=True):
     """One run, summed up. Tokens, seconds, or counts."""
 
@@ -186,6 +213,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     throughput: tuple[tuple[float, float], ...] = ()  # (time, output tokens a second)
     waiting: tuple[tuple[float, float], ...] = ()  # (time, requests in engines' queues and held)
     cache_used: tuple[tuple[float, float], ...] = ()  # (time, share of the caches that running requests hold)
+    stages: tuple[Stage, ...] = ()  # of a workload that has some, those in which a request was counted
 
     @property
     def hit_share(self) -> float:
@@ -222,6 +250,43 @@ class Figures:
         self.ttft, self.token_time, self.end_to_end = Histogram(), Histogram(), Histogram()
         self.held, self.conversation = Histogram(), Histogram()
         self.throughput, self.waiting, self.cache_used = Series(), Series(), Series()
+        self.stages: list[Stage] = []
+        self._stage_first_s: float | None = None
+        self._stage_ttft = Histogram()
+        self._stage_before = 0, 0  # requests and output tokens of the stages that are over
+
+    def arrive(self, now_s: float) -> None:
+        """Count a request."""
+        self.requests += 1
+        if self.first_s is None:
+            self.first_s = now_s
+        if self._stage_first_s is None:
+            self._stage_first_s = now_s
+
+    def begin(self, ttft_s: float) -> None:
+        """Count a first token."""
+        self.ttft.add(ttft_s)
+        self._stage_ttft.add(ttft_s)
+
+    def finish(self, began_s: float, now_s: float, output_tokens: int) -> None:
+        """Count the tokens of an answer that is complete."""
+        self.output_tokens += output_tokens
+        self.throughput.spread(began_s, now_s, output_tokens)
+
+    def end_stage(self) -> None:
+        """Sum up what came since the last stage ended."""
+        if self._stage_first_s is not None:
+            requests, tokens = self._stage_before
+            self.stages.append(
+                Stage(
+                    requests=self.requests - requests,
+                    span_s=max(self.last_s - self._stage_first_s, 0.0),
+                    output_tokens=self.output_tokens - tokens,
+                    ttft=self._stage_ttft.spread(),
+                )
+            )
+        self._stage_first_s, self._stage_ttft = None, Histogram()
+        self._stage_before = self.requests, self.output_tokens
 
     def phase(self, began_s: float) -> PhaseFigures | None:
         """Return the phase that a time belongs to, None where there are none."""
@@ -231,6 +296,8 @@ class Figures:
         self, policy: str, seed: int, computed_tokens: list[int], preemptions: int, recomputed_tokens: int
     ) -> Outcomes:
         """Sum up."""
+        if self.stages:
+            self.end_stage()
         mean = sum(computed_tokens) / max(len(computed_tokens), 1)
         return Outcomes(
             policy=policy,
@@ -262,4 +329,5 @@ class Figures:
             throughput=self.throughput.rates(),
             waiting=self.waiting.means(),
             cache_used=self.cache_used.means(),
+            stages=tuple(self.stages),
         )

@@ -12,7 +12,7 @@ from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.rates import SEED, Rates
 from kvroute.routing.router import TTFT_WEIGHT
 from kvroute.sim.engine import StepTime
-from kvroute.sim.replica import Limits
+from kvroute.sim.replica import Limits, Offload
 
 View = Literal["exact", "sent", "original"]
 Kind = Literal["join", "leave", "crash"]
@@ -27,6 +27,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     model: str = "m"
     max_model_len: int | None = None  # None = what the cache holds
+    offload: Offload | None = None  # CPU memory behind the cache
 
     @property
     def num_blocks(self) -> int:

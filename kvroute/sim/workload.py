@@ -4,6 +4,9 @@ A workload is an iterator of `Script`s in the order of their starts. Under an op
 own and comes when it comes; under a closed loop a script is a conversation, whose next turn comes a think time after
 the answer before it. Whoever plays it pulls one script ahead, so that memory is bounded by what is in flight.
 
+A workload may have stages: a script with `stage_s` waits until all before it have ended, and if that is late, all that
+follows is late by as much. An open loop knows no such waiting.
+
 Prompts are chains, never tokens. A turn's chain goes on over its answer, since an engine caches that too.
 
     Story   a prompt that grows by named pieces: equal names in equal order are equal blocks
@@ -44,6 +47,7 @@ class Script(Struct, frozen=True):
     start_s: float
     turns: Iterator[Turn]
     tenant: str = "default"
+    stage_s: float | None = None  # it opens a stage that begins at this time, or when all before it has ended if later
 
 
 Workload = Iterator[Script]
@@ -120,7 +124,7 @@ def nominal_s(turn: Turn) -> float:
 
 
 def opened(workload: Workload, service: Callable[[Turn], float] = nominal_s) -> Workload:
-    """Turn conversations into an open loop: later turns come after think times and `service`, whatever happens."""
+    """Turn conversations into an open loop: turns come after think times and `service`, stages at their times."""
     live: list[tuple[float, int, Iterator[Turn], Turn, str]] = []
     number = 0
     coming = next(workload, None)
@@ -171,7 +175,8 @@ def paced(workload: Workload, rate: float) -> Workload:
     if not rate > 0:
         raise ConfigError(f"--rate: must be greater than 0, got {rate}", param="rate")
     for script in workload:
-        yield Script(script.start_s / rate, script.turns, script.tenant)
+        stage_s = None if script.stage_s is None else script.stage_s / rate
+        yield Script(script.start_s / rate, script.turns, script.tenant, stage_s)
 
 
 def limited(workload: Workload, requests: int | None = None, scripts: int | None = None) -> Workload:
@@ -180,7 +185,7 @@ def limited(workload: Workload, requests: int | None = None, scripts: int | None
     for script in islice(workload, scripts):
         if not left[0]:
             return
-        yield Script(script.start_s, _counted(script.turns, left), script.tenant)
+        yield Script(script.start_s, _counted(script.turns, left), script.tenant, script.stage_s)
 
 
 def _counted(turns: Iterable[Turn], left: list[int]) -> Iterator[Turn]:
@@ -203,7 +208,7 @@ class Think(Struct, frozen=True):
         if self.kind == "recorded":
             return workload
         seeds = Random(rng.getrandbits(64))
-        return (Script(one.start_s, self._thinking(one.turns, seeds), one.tenant) for one in workload)
+        return (Script(one.start_s, self._thinking(one.turns, seeds), one.tenant, one.stage_s) for one in workload)
 
     def _thinking(self, turns: Iterator[Turn], seeds: Random) -> Iterator[Turn]:
         own = Random(seeds.getrandbits(64))  # so that a policy cannot change how long anybody thinks

@@ -4,8 +4,10 @@ Each takes its figures (a Struct whose fields are the parameters of the command 
 returns scripts in the order of their starts, made as they are needed.
 
   shared-prefix  groups with one system prompt each (llm-d's benchmark: 150 groups x 5 prompts, 6,000 + 1,200 + 1,000
-                 tokens, Poisson arrivals in stages from 3 to 60 requests a second; github.com/llm-d/llm-d-benchmark and
-                 kubernetes-sigs/inference-perf). Its 750 prompts are played again and again; `fresh` asks new questions
+                 tokens, Poisson arrivals in stages from 3 to 60 requests a second; benchmarking/73-capacity of
+                 llm-d-kv-cache-manager). Its 750 prompts are played again and again; `fresh` asks new questions.
+                 Stages are those of its load generator, inference-perf: each has rate x seconds requests, begins with
+                 the first prompt again, and waits until the one before it has ended
   chat           conversations of Zipf-distributed users with a few assistants
   rag            the top documents of a Zipf distribution, in an order that differs from request to request
   agent          tool loops: a long tool list for each kind of agent, a repository, a context that is compacted
@@ -52,6 +54,7 @@ class SharedPrefix(Struct, frozen=True, kw_only=True):
     output: Tokens = 1000
     spread: Share = 0.0  # lengths of question and answer differ by up to this share
     fresh: bool = False  # every question is new
+    drained: bool = True  # a stage waits until the one before it has ended; else it comes at its time
     stages: str = STAGES
 
 
@@ -171,19 +174,22 @@ def stages_of(text: str) -> list[tuple[float, float]]:
     return stages
 
 
-def staged(rng: Random, stages: list[tuple[float, float]]) -> Iterator[float]:
-    """Yield the times of a Poisson process whose rate changes from stage to stage."""
+def staged(rng: Random, stages: list[tuple[float, float]]) -> Iterator[tuple[float, float, int]]:
+    """Yield arrivals of a Poisson process whose rate changes: when a stage begins, when one comes, its number in it.
+
+    A stage has as many as its rate promises, as inference-perf counts them; the last ones may come after its end.
+    """
     begin_s = 0.0
     for rate, span_s in stages:
-        at_s = begin_s + rng.expovariate(rate)
-        begin_s += span_s
-        while at_s < begin_s:
-            yield at_s
+        at_s = begin_s
+        for number in range(int(rate * span_s)):
             at_s += rng.expovariate(rate)
+            yield begin_s, at_s, number
+        begin_s = max(begin_s + span_s, at_s)
 
 
 def shared_prefix(figures: SharedPrefix, block_size: int, rng: Random) -> Workload:
-    """Groups x prompts in a shuffled order, again and again."""
+    """Groups x prompts in a shuffled order, again and again, from the first on in each stage."""
     order = [(group, prompt) for group in range(figures.groups) for prompt in range(figures.prompts)]
     rng.shuffle(order)
     systems = [Story(block_size).tell(f"system {group}", figures.system) for group in range(figures.groups)]
@@ -191,11 +197,13 @@ def shared_prefix(figures: SharedPrefix, block_size: int, rng: Random) -> Worklo
     def length(mean: int) -> int:
         return max(1, round(mean * (1 + figures.spread * (2 * rng.random() - 1)))) if figures.spread else mean
 
-    for number, start_s in enumerate(staged(rng, stages_of(figures.stages))):
-        group, prompt = order[number % len(order)]
+    for number, (stage_s, start_s, place) in enumerate(staged(rng, stages_of(figures.stages))):
+        group, prompt = order[place % len(order)]
         question = f"fresh {number}" if figures.fresh else f"question {group} {prompt}"
         story = systems[group].fork().tell(question, length(figures.question))
-        yield Script(start_s, iter((story.ask(f"answer {number}", length(figures.output)),)))
+        turn = story.ask(f"answer {number}", length(figures.output))
+        opens = figures.drained and not place
+        yield Script(start_s, iter((turn,)), stage_s=stage_s if opens else None)
 
 
 def chat(figures: Chat, block_size: int, rng: Random) -> Workload:

@@ -39,7 +39,7 @@ def read_conversation(line: bytes) -> Conversation:
     try:
         return _decode(line)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"the file has a line that is no conversation: {error}") from None
+        raise ConfigError(f"a line is no conversation: {error}: {line[:80].decode('utf-8', 'replace')}") from None
 
 
 def turns_of(conversation: Conversation, block_size: int) -> Iterator[Turn]:

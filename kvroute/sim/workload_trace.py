@@ -32,6 +32,7 @@ from kvroute.sim.workload import Script, Turn, Workload, name_of, padded
 
 BLOCK_SIZE_MAX = 65_536
 TOKENS_MAX = 100_000_000
+EXCERPT_BYTES = 80
 SCAN_ROWS = 200  # from which the block size is inferred
 Runs = list[tuple[int, int]]
 
@@ -106,12 +107,19 @@ def read_row(line: bytes) -> Row:
     try:
         row = _decode(line)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"the trace has a line that is no request: {error}; see docs/simulating.md") from None
+        raise ConfigError(f"a line is no request: {error}; see docs/simulating.md: {excerpt(line)}") from None
     if not 0 < row.input_length <= TOKENS_MAX or not 0 <= row.output_length <= TOKENS_MAX:
-        raise ConfigError(f"the trace has a request of {row.input_length} + {row.output_length} tokens")
+        sizes = f"input_length from 1 and output_length from 0 to {TOKENS_MAX:,} tokens"
+        raise ConfigError(f"a request needs {sizes}: {excerpt(line)}")
     if row.hash_runs is not None and not all(first >= 0 and 0 < count <= TOKENS_MAX for first, count in row.hash_runs):
-        raise ConfigError("the trace has `hash_runs` that are not [first id, count] pairs")
+        raise ConfigError(f"`hash_runs` are pairs of a first id and a count: {excerpt(line)}")
     return row
+
+
+def excerpt(line: bytes) -> str:
+    """Return the beginning of a line, to find it by."""
+    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace")
+    return shown if len(line) <= EXCERPT_BYTES else f"{shown}..."
 
 
 def infer_block_size(rows: Iterable[Row]) -> int | None:

@@ -53,6 +53,8 @@ async def test_the_figures_follow_what_was_served(serve):
         "engine_sleep_state": 1,  # awake, its first state
         "prefix_cache_queries": 80,
         "prefix_cache_hits": 32,
+        "external_prefix_cache_queries": 0,
+        "external_prefix_cache_hits": 0,
         "num_preemptions": 0,
         "prompt_tokens": 80,
         "prompt_tokens_cached": 32,

@@ -78,3 +78,44 @@ def test_json_is_read_as_python_reads_it():
     """NaN and lone surrogates, which stricter readers refuse, are served as vLLM serves them."""
     body = body_of("application/json", b'{"prompt": "\\ud800", "temperature": NaN}')
     assert text.decode(tokens_to_show(body)) == "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("presence_penalty", 2.5, "presence_penalty must be in [-2, 2], got 2.5."),
+        ("frequency_penalty", -3, "frequency_penalty must be in [-2, 2], got -3.0."),
+        ("repetition_penalty", 0, "repetition_penalty must be greater than zero, got 0.0."),
+        ("repetition_penalty", float("nan"), "repetition_penalty must be a finite number, got nan."),
+        (
+            "temperature",
+            float("inf"),
+            "temperature must be a finite number, got inf. (parameter=temperature, value=inf)",
+        ),
+        ("temperature", 2.5, "temperature must be in [0, 2], got 2.5. (parameter=temperature, value=2.5)"),
+        ("top_p", 0, "top_p must be in (0, 1], got 0.0. (parameter=top_p, value=0.0)"),
+        ("top_k", -2, "top_k must be 0 (disable), or at least 1, got -2."),
+        ("min_p", 1.5, "min_p must be in [0, 1], got 1.5."),
+        ("stop", ["a", ""], "stop cannot contain an empty string."),
+        ("stop", "", "stop cannot contain an empty string."),
+        ("min_tokens", -1, "min_tokens must be greater than or equal to 0, got -1."),
+        ("min_tokens", 17, "min_tokens must be less than or equal to max_tokens=16, got 17."),
+    ],
+)
+def test_sampling_that_vllm_refuses_is_refused_in_its_words(field, value, words):
+    """As `SamplingParams._verify_args` of vLLM 0.32 has it."""
+    with pytest.raises(BadRequest) as raised:
+        completion({"prompt": "Hi", field: value}, MODEL)
+    assert raised.value.message == words
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.3, "temperature": 2, "top_p": 1},
+        {"top_k": -1, "min_p": 1, "stop": ["a"], "min_tokens": 16, "temperature": None, "top_p": None},
+    ],
+)
+def test_sampling_at_the_bounds_is_served(fields):
+    """So is what is null."""
+    assert completion({"prompt": "Hi", **fields}, MODEL).n == 1

@@ -146,6 +146,22 @@ async def test_the_context_is_what_fits_in_the_cache(serve):
             assert (await response.json())["data"][0]["max_model_len"] == expected
 
 
+async def test_what_the_cache_lost_comes_back_from_cpu_memory(serve):
+    """Two prompts that do not fit together hit each time they return, and metrics tell that it was from outside."""
+    session = await serve(kv_tokens=1024, kv_offloading_size=0.25)
+    for number in range(4):
+        body = {"prompt": [5 + number % 2] * 900, "max_tokens": 2}
+        async with session.post("/v1/completions", json=body) as response:
+            usage = (await response.json())["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == (0 if number < 2 else 896)
+    async with session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    counts = {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
+    assert counts["vllm:prompt_tokens_cached_total"] == 2 * 896
+    assert 0 < counts["vllm:external_prefix_cache_hits_total"] <= 2 * 896
+    assert any('source="external_kv_transfer"' in line and not line.endswith(" 0.0") for line in lines)
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -154,6 +170,7 @@ async def test_the_context_is_what_fits_in_the_cache(serve):
         ({"kv_tokens": 10**15}, "kv_tokens"),
         ({"speed": 0}, "speed"),
         ({"kv_tokens": 1600, "max_model_len": 1601}, "max_model_len"),
+        ({"kv_offloading_size": 1e9}, "kv_offloading_size"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, named):

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from kvroute.routing.baselines import BASELINES
+from kvroute.errors import ConfigError
+from kvroute.routing.baselines import BASELINES, baseline_of
 from kvroute.routing.cached import SPREAD_DEFAULT
 from kvroute.routing.demand import Promise
 from kvroute.routing.policy import Case, Knowledge
@@ -81,6 +82,23 @@ def test_blend_weighs_prefix_queue_and_free_cache():
     policy = BASELINES["blend"]("exact")
     fleet.set_others({ReplicaId("r0"): busy(0, 0, 30_000), ReplicaId("r1"): busy(0, 0, 0)})
     assert policy(fleet.serving("m"), Case(half.demand, hits(r1=500), 0.0, Random(0))).replica.id == "r1"  # 3.4, 5.5
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("blend", "r1"), ("blend:1:2:2", "r2"), ("blend:0:1:1", "r2")])
+def test_blend_takes_other_weights(policy, chosen):
+    """3 x 0.5 for r1's match against 2 x 0.5 for r2's freer cache; at weight 1 it is 0.5, without weight nothing."""
+    fleet = fleet_of("r0", "r1", "r2")
+    fleet.set_others({ReplicaId(name): busy(0, 0, tokens) for name, tokens in (("r0", 100_000), ("r1", 50_000))})
+    make = baseline_of(policy)
+    case = Case(ask(1_000), hits(r1=500), 0.0, Random(0))
+    assert make("exact")(fleet.serving("m"), case).replica.id == chosen
+
+
+@pytest.mark.parametrize("text", ["blend:", "blend:1:2", "blend:1:2:x", "blend:-1:2:2", "blend:nan:1:1", "blend:0:0:0"])
+def test_weights_that_are_none_are_refused(text):
+    """The message says what is wanted."""
+    with pytest.raises(ConfigError, match="blend:3:2:2"):
+        router_of("r0", policy=text)
 
 
 def test_sticky_keeps_to_warm_replicas():

@@ -12,7 +12,7 @@ from kvroute.sim.simulation_settings import EngineSettings, RouterSettings
 from kvroute.sim.workload import Script, Story, Workload
 
 BLOCK = 16
-OWN = ("seed", "happenings", "warmup_s", "skips", "history_blocks", "on_progress")  # of Simulation
+OWN = ("seed", "happenings", "warmup_s", "at_once", "skips", "history_blocks", "on_progress")  # of Simulation
 
 
 def engine(kv_tokens: int = 100_000, **fields: Any) -> EngineSettings:
@@ -25,9 +25,9 @@ def play(
 ) -> Outcomes:
     """Run a simulation; `fields` are those of RouterSettings, or of Simulation."""
     own = {name: fields.pop(name) for name in OWN if name in fields}
-    limits = fields.pop("limits", Limits())
+    of_engine = {"limits": fields.pop("limits", Limits()), "offload": fields.pop("offload", None)}
     return Simulation(
-        workload, replicas, engine(kv_tokens, limits=limits), RouterSettings(policy=policy, **fields), **own
+        workload, replicas, engine(kv_tokens, **of_engine), RouterSettings(policy=policy, **fields), **own
     ).run()
 
 

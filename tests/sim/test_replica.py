@@ -330,6 +330,31 @@ def test_what_the_cache_lost_comes_back_from_cpu_memory_at_its_price():
     assert (counters.prefix_hits, counters.external_queries, counters.external_hits) == (4, 16 + 28 + 16, 12)
 
 
+def test_what_is_hit_in_the_cache_is_used_in_cpu_memory_too():
+    """A prompt keeps young behind the cache what it found in it, and copies again what is gone there."""
+    replica = offloaded(usable=32, blocks=6)
+    for name in ("A", "B"):
+        replica.add(request(name, 16, 1))
+        replica.step()
+    replica.add(request("C", 20, 1, "A20"))
+    step, result = replica.step()
+    assert step.admitted == {"C": 16}
+    of_cpu = [event for event in result.events if event.medium == "CPU"]
+    assert written(of_cpu) == "R[B3] R[B2] R[B1] S[A2]<-A1 S[A3]<-A2 S[A4]<-A3"
+
+
+def test_what_came_from_cpu_memory_is_not_offered_to_it_again():
+    """Neither that nor what the cache had before it."""
+    replica = offloaded(usable=8, blocks=64)
+    replica.add(request("A", 16, 1))
+    replica.step()
+    replica.add(request("B", 28, 1))
+    replica.step()
+    replica.add(request("C", 16, 1, "A20"))
+    _, result = replica.step()
+    assert [event for event in result.events if event.medium == "CPU"] == []
+
+
 def test_a_reset_may_leave_cpu_memory_or_empty_it_too():
     """The engine's own cache can be emptied alone."""
     replica = offloaded()

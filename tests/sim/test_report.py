@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvroute.sim.report import METRICS, Figure, best_of, number, plain, shown, words
+from kvroute.sim.report import METRICS, Figure, best_of, number, of_run, plain, shown, words
+from kvroute.sim.workload_profiles import generated
+from tests.sim.fleets import play
 from tests.sim.reports import compared, single
 
 BY_KEY = {one.key: one for one in METRICS}
@@ -21,11 +23,11 @@ def test_figures_are_means_over_seeds_with_their_extremes():
 def test_the_best_is_the_least_or_the_most():
     """What is better depends on the figure; where all are equal nobody is best."""
     report = compared()
-    assert best_of(report, BY_KEY["reached_share"]) == "lmetric"
-    assert best_of(report, BY_KEY["ttft_mean_s"]) == "lmetric"
-    assert best_of(report, BY_KEY["preemptions"]) is None
-    assert best_of(report, BY_KEY["reachable_share"]) is None
-    assert best_of(single(), BY_KEY["ttft_mean_s"]) is None
+    assert best_of(report, BY_KEY["reached_share"]) == {"lmetric"}
+    assert best_of(report, BY_KEY["ttft_mean_s"]) == {"lmetric"}
+    assert best_of(report, BY_KEY["preemptions"]) == set()
+    assert best_of(report, BY_KEY["reachable_share"]) == set()
+    assert best_of(single(), BY_KEY["ttft_mean_s"]) == set()
 
 
 def test_figures_that_say_nothing_are_not_shown():
@@ -66,3 +68,13 @@ def test_plain_values_hold_every_run():
     policy = data["policies"]["random"]
     assert [run["seed"] for run in policy["runs"]] == [1, 2]
     assert policy["summary"]["ttft_mean_s"]["min"] == min(run["ttft_mean_s"] for run in policy["runs"])
+
+
+def test_stages_are_told_one_by_one():
+    """Where a workload has some, each has its own figures; where not, there is nothing of them."""
+    run = play(generated("shared-prefix", {"stages": "2x5,8x5", "groups": "3", "output": "20"}, 16, 1), 2)
+    stages = of_run(run)["stages"]
+    assert [stage["requests"] for stage in stages] == [10, 40]
+    assert stages[0]["ttft_p90_s"] > 0
+    assert stages[1]["output_tokens_s"] == pytest.approx(40 * 20 / stages[1]["seconds"])
+    assert "stages" not in of_run(single().rows[0].runs[0])

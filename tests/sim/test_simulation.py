@@ -9,9 +9,11 @@ import pytest
 
 from kvroute.routing.hold import Hold
 from kvroute.routing.router import POLICIES
+from kvroute.sim.replica import Offload
 from kvroute.sim.simulation import Simulation
+from kvroute.sim.simulation_clock import fs_of
 from kvroute.sim.simulation_settings import Happening, RouterSettings
-from kvroute.sim.workload import opened
+from kvroute.sim.workload import Script, opened
 from kvroute.sim.workload_profiles import generated
 from tests.sim.fleets import engine, once, play, talk
 
@@ -55,6 +57,16 @@ def test_holding_is_production_s_own():
     holding, never = play(agents(3), 2, **work), play(agents(3), 2, admission=None, **work)
     assert (holding.held.count > 0, never.held.count) == (True, 0)
     assert holding.preemptions < never.preemptions
+
+
+def test_cpu_memory_behind_the_caches_saves_what_they_lose():
+    """With it more is hit and less computed again; skipped steps change nothing here either."""
+    offload = Offload(4_000, fs_of(1e-5))
+    with_it, single = (play(agents(3), 2, kv_tokens=16_000, offload=offload, skips=skips) for skips in (True, False))
+    without = play(agents(3), 2, kv_tokens=16_000)
+    assert with_it.hit_share > without.hit_share + 0.05
+    assert with_it.refault_tokens < without.refault_tokens
+    assert with_it == single
 
 
 def test_every_request_is_accounted_for():
@@ -218,3 +230,50 @@ def test_held_requests_wait_until_they_are_released_or_their_time_has_come(hold_
     assert (result.completed, result.held.count) == (4, held)
     assert result.ttft.most >= result.held.most
     assert (result.held.most < 0.02) == (hold_s == 0.01)
+
+
+def staged(*stages):
+    """Make stages: of each, when it begins and the starts of its requests."""
+    for begin_s, *starts in stages:
+        for place, at_s in enumerate(starts):
+            one = once(at_s, f"{begin_s} {place}")
+            yield Script(one.start_s, one.turns, stage_s=None if place else begin_s)
+
+
+def test_a_stage_waits_until_the_one_before_it_has_ended():
+    """It comes at its time where that is over, else later, with all that follows; each is summed up by itself."""
+    timely = play(staged((0.0, 0.0, 0.1), (60.0, 60.0, 60.5), (120.0, 121.0)), 1)
+    assert [stage.requests for stage in timely.stages] == [2, 2, 1]
+    assert timely.span_s > 121.0
+    late = play(staged((0.0, 0.0, 0.1), (0.2, 0.2, 0.3), (0.4, 0.4)), 1)
+    assert late.span_s == pytest.approx(sum(stage.span_s for stage in late.stages))
+    assert sum(stage.output_tokens for stage in late.stages) == late.output_tokens == 5 * 50
+    assert max(stage.ttft.most for stage in late.stages) == late.ttft.most
+    assert play(iter([once(0.0, "a")]), 1).stages == ()
+
+
+def test_an_open_loop_does_not_wait_for_stages():
+    """Its requests come at their times."""
+    scripts = list(opened(staged((0.0, 0.0, 0.1), (0.2, 0.2))))
+    assert [(script.start_s, script.stage_s) for script in scripts] == [(0.0, None), (0.1, None), (0.2, None)]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_clients_with_a_bound_wait_outside(at_once):
+    """So many run at a time and no more; who waits at its client is late, and that is in no figure."""
+    scripts = [once(0.001 * n, f"{n}") for n in range(12)]
+    bound, free = play(iter(scripts), 1, at_once=at_once), play((once(0.001 * n, f"{n}") for n in range(12)), 1)
+    assert bound.completed == free.completed == 12
+    assert bound.ttft.mean < free.ttft.mean
+    assert bound.span_s > free.span_s
+    alone = play(iter([once(0.0, "alone")]), 1)
+    if at_once == 1:
+        assert bound.span_s == pytest.approx(12 * alone.span_s, rel=0.01)
+        assert bound.ttft.most == pytest.approx(alone.ttft.most, rel=0.01)
+
+
+def test_a_bound_and_stages_go_together():
+    """A stage still waits for those who wait at their clients."""
+    found = play(staged((0.0, *[0.0] * 7), (1.0, *[1.0] * 7)), 2, at_once=2)
+    assert [stage.requests for stage in found.stages] == [7, 7]
+    assert found.completed == 14

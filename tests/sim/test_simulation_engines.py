@@ -75,3 +75,24 @@ def test_metrics_tell_of_steps_that_have_ended():
     loads = [one.load(end * n // 10, 0.0).generation_tokens for n in range(1, 10)]
     assert loads == sorted(loads)
     assert loads[0] < loads[4] < loads[8]
+
+
+def gauges(one, at_fs):
+    load = one.load(at_fs, 0.0)
+    return load.running, load.waiting, load.kv_used_fraction > 0
+
+
+def test_gauges_are_of_the_last_steps_end():
+    """As vLLM's: what a step admits, and who arrives while it runs, shows when it has ended."""
+    one = Engine(engine(limits=Limits(max_num_seqs=1)), 0)
+    one.add(request(1, 4000, 5), 0)
+    one.add(request(2, 100, 5, "y"), 1)
+    assert gauges(one, one.due_fs - 1) == (0, 0, False)
+    one.end(one.due_fs)
+    assert gauges(one, one.due_fs - 1) == (1, 0, True)
+    one.end(one.due_fs)
+    assert gauges(one, one.due_fs - 1) == (1, 1, True)
+    while one.due_fs is not None:
+        end = one.due_fs
+        one.end(end)
+    assert gauges(one, end + 1) == (0, 0, False)

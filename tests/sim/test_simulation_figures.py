@@ -51,6 +51,17 @@ def test_a_series_keeps_its_sums_when_it_gets_longer():
     assert {value for _, value in series.means()} == {3.0}
 
 
+@pytest.mark.parametrize(("since", "until"), [(0.2, 0.7), (0.5, 9.25), (3.0, 3.0), (2.0, 5.0), (0.0, 700.0)])
+def test_what_came_over_a_time_is_spread_over_it(since, until):
+    """Nothing is lost, and every whole bin in between gets the same."""
+    series = Series()
+    series.spread(since, until, 100.0)
+    rates = series.rates()
+    assert sum(rate * series.width_s for _, rate in rates) == pytest.approx(100.0)
+    inner = [rate for at, rate in rates if since < at - series.width_s / 2 and at + series.width_s / 2 < until]
+    assert inner == pytest.approx([100.0 / (until - since)] * len(inner) if inner else [])
+
+
 def test_imbalance_compares_the_busiest_with_the_mean():
     """Twice the mean is an imbalance of two."""
     assert Figures().outcomes("random", 1, [40, 0, 20, 20], 0, 0).imbalance == 2.0

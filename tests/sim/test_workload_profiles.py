@@ -30,13 +30,15 @@ def test_the_same_seed_gives_the_same_requests(name):
 
 
 def test_the_published_benchmark_repeats_its_prompts():
-    """750 prompts of 7,200 tokens, each played about 22 times in the published stages, in a fixed order."""
+    """750 prompts of 7,200 tokens, each played in every long stage, the first of them in the short ones too."""
     requests = sent("shared-prefix")
     prompts = Counter(prompt_chain(turn, 16) for _, turn in requests)
     assert len(prompts) == 750
-    assert max(prompts.values()) - min(prompts.values()) <= 1
+    counts = [int(rate * span) for rate, span in stages_of_default()]
+    assert min(prompts.values()) == sum(count // 750 for count in counts)
+    assert max(prompts.values()) == sum(-(-count // 750) for count in counts)
     assert {(turn.prompt_tokens, turn.output_tokens) for _, turn in requests} == {(7200, 1000)}
-    assert len(requests) == pytest.approx(sum(rate * span for rate, span in stages_of_default()), rel=0.03)
+    assert len(requests) == sum(counts)
 
 
 def stages_of_default():
@@ -51,10 +53,14 @@ def test_fresh_questions_share_the_system_prompt_alone():
 
 
 def test_stages_follow_each_other():
-    """Each stage has its own rate, and what cannot be read is refused by name."""
-    times = list(staged(Random(2), [(100.0, 20.0), (10.0, 100.0)]))
-    assert sum(at < 20 for at in times) == pytest.approx(2000, rel=0.1)
-    assert sum(at >= 20 for at in times) == pytest.approx(1000, rel=0.1)
+    """Each stage has its own rate and as many requests as that promises; what cannot be read is refused by name."""
+    found = list(staged(Random(2), [(100.0, 20.0), (10.0, 100.0)]))
+    begins = sorted({begin for begin, _, _ in found})
+    assert begins == [0.0, pytest.approx(20.0, rel=0.1)]
+    assert [sum(begin == one for begin, _, _ in found) for one in begins] == [2000, 1000]
+    assert [at for _, at, _ in found] == sorted(at for _, at, _ in found)
+    assert found[-1][1] - begins[1] == pytest.approx(100.0, rel=0.1)
+    assert [place for _, _, place in found] == [*range(2000), *range(1000)]
     for text in ("", "5", "5x", "x5", "0x5", "5x-1"):
         with pytest.raises(ConfigError, match="stages"):
             stages_of(text)
@@ -147,3 +153,11 @@ def test_a_day_rises_and_falls():
     assert noon > 2 * max(dawn, dusk)
     assert min(dawn, dusk) > 0
     assert starts[-1] < 900
+
+
+@pytest.mark.parametrize(("drained", "opening"), [("1", 2), ("0", 0)])
+def test_stages_wait_for_each_other_unless_told_otherwise(drained, opening):
+    """The first request of each stage says when its stage begins; without draining none does."""
+    figures = {"stages": "10x5,20x5", "drained": drained}
+    scripts = list(generated("shared-prefix", figures, 16, 1))
+    assert [script.stage_s is not None for script in scripts].count(True) == opening

@@ -132,9 +132,19 @@ def test_sessions_share_equal_tool_lists():
     ],
 )
 def test_lines_that_are_no_requests_are_refused(line):
-    """The error says that the trace is at fault."""
-    with pytest.raises(ConfigError, match="the trace has"):
+    """The error shows the line."""
+    with pytest.raises(ConfigError) as raised:
         read_row(line)
+    assert raised.value.message.endswith(line.decode())
+
+
+def test_of_a_long_line_its_beginning_is_shown():
+    """An error stays readable."""
+    line = b'{"input_length": 0, "hash_ids": [' + b"1, " * 1000 + b"1]}"
+    with pytest.raises(ConfigError) as raised:
+        read_row(line)
+    assert raised.value.message.endswith("...")
+    assert len(raised.value.message) < 250
 
 
 def test_an_open_loop_needs_timestamps():

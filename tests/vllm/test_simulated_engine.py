@@ -21,9 +21,10 @@ from kvroute.sim.replica import Limits, SimReplica
 from tests.processes import free_port
 from tests.vllm.engines import BLOCK_SIZE, SERVED_NAME, Engine, Engines, environment, venv
 from tests.vllm.scripts import Translator, first_difference, request_of, script_of, simulate, written
+from tests.vllm.scripts_of_clients import script_of_clients
 
 pytestmark = pytest.mark.vllm
-SCRIPTS = int(os.environ.get("KVROUTE_SCHEDULER_SCRIPTS", "300"))
+SCRIPTS = int(os.environ.get("KVROUTE_SCHEDULER_SCRIPTS", "300"))  # of each kind
 FIRST_SEED = int(os.environ.get("KVROUTE_SCHEDULER_SEED", "0"))
 PREEMPTIONS_LEAST = 100  # over all scripts: fewer would mean that the scripts try too little
 EVENTS_LEAST = 5_000
@@ -35,10 +36,10 @@ HTTP_REQUESTS = 200
 VOCABULARY = range(300, 5000)  # tokens without a meaning of their own
 
 
-@pytest.fixture(scope="module")
-def compared():
-    """The scripts, each with vLLM's trace of it."""
-    scripts = [script_of(seed) for seed in range(FIRST_SEED, FIRST_SEED + SCRIPTS)]
+@pytest.fixture(scope="module", params=[script_of, script_of_clients], ids=["chance", "clients"])
+def compared(request):
+    """The scripts of one kind, each with vLLM's trace of it."""
+    scripts = [request.param(seed) for seed in range(FIRST_SEED, FIRST_SEED + SCRIPTS)]
     done = subprocess.run(
         [venv() / "bin" / "python", Path(__file__).with_name("scheduler_probe.py")],
         input="".join(json.dumps(script) + "\n" for script in scripts),
