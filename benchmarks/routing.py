@@ -245,7 +245,7 @@ def thrashed(play: Play, case: Case, least: float, rules: Sequence[str]) -> Iter
 
 def prefixes(play: Play) -> Iterator[Figure]:
     """Prompts that share long prefixes, more than the fleet can serve."""
-    stages = "shared-prefix:groups=150,fresh=1"
+    stages = "shared-prefix:groups=150,fresh=1,drained=0"
     cases = [Case(f"shared_prefix_x{rate}", stages, (*SHARED, "--replicas", "8", "--rate", rate)) for rate in RATES]
     rules: Sequence[str] = SEEING
     if play.options.is_quick:
