@@ -12,7 +12,7 @@ from kvroute.sizing.engine_log import EngineLog
 from kvroute.sizing.remedies import Headroom
 from kvroute.sizing.report import Machine, Report
 from kvroute.sizing.verdict import Verdict
-from kvroute.sizing.words import bytes_words, count, gb, seconds, tokens
+from kvroute.sizing.words import bytes_words, count, gb, room, seconds, tokens
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -21,11 +21,13 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_model(report))
     for note in report.notes:
         console.print(f"  note: {note}", style="dim", highlight=False)
+    console.print()
     console.print(_lengths(report))
     if report.machines:
         console.print(_machines(report))
         if any(machine.vllm for machine in report.machines):
             console.print(_plans(report))
+            console.print()
         if any(machine.decode for machine in report.machines):
             console.print(_decode(report))
         if any(machine.prefill for machine in report.machines):
@@ -88,7 +90,7 @@ def _machines(report: Report) -> Table:
     table = _table(
         "Conversations that fit (with an FP8 cache)", "tokens each", *(_name(one) for one in report.machines)
     )
-    table.add_row("for the cache", *(gb(one.usable_bytes) for one in report.machines))
+    table.add_row("for the cache", *(room(one.usable_bytes) for one in report.machines))
     table.add_row("tokens", *(tokens(one.capacity_tokens) for one in report.machines))
     for number, row in enumerate(report.lengths):
         fits = (one.fits[number] for one in report.machines)

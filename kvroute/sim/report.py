@@ -11,6 +11,7 @@ from statistics import fmean
 from msgspec import Struct
 
 from kvroute.sim.simulation_figures import Outcomes, Phase
+from kvroute.sizing.words import three_digits
 
 Value = Callable[[Outcomes], float]
 
@@ -118,15 +119,17 @@ def words(figure: Figure, unit: str) -> str:
     """Write a figure, and its spread where seeds differ."""
     text = number(figure.mean, unit)
     reach = (figure.most - figure.least) / 2
-    return f"{text} ± {number(float(f'{reach:.2g}'), unit)}" if reach > 0 else text
+    return f"{text} ± {number(float(f'{reach:.2g}'), unit, lambda part: f'{part:g}')}" if reach > 0 else text
 
 
-def number(value: float, unit: str) -> str:
+def number(value: float, unit: str, digits: Callable[[float], str] = three_digits) -> str:
     """Write a value with the digits that matter."""
     if unit == "share":
         return f"{value:.3f}"
     if unit == "s":
-        return f"{value:,.1f} s" if value >= 100 else f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+        return (
+            f"{value:,.1f} s" if value >= 100 else f"{digits(value)} s" if value >= 1 else f"{digits(value * 1000)} ms"
+        )
     if unit == "x":
         return f"{value:.2f}"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -8,7 +8,7 @@ from kvroute.sizing.capacity import cache_bytes, kv_bytes, kv_bytes_per_gpu
 from kvroute.sizing.model import Model
 from kvroute.sizing.plot import Line, escape, plot
 from kvroute.sizing.report import Machine, Report
-from kvroute.sizing.words import bytes_words, count, gb, seconds, tokens
+from kvroute.sizing.words import bytes_words, count, gb, room, seconds, tokens
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -65,7 +65,7 @@ def _facts(report: Report) -> Iterable[tuple[str, str]]:
 
 
 def _machine(machine: Machine) -> Iterable[str]:
-    yield f"<h2>{machine.gpus} x {escape(machine.gpu)}: {gb(machine.usable_bytes)} for the cache</h2>"
+    yield f"<h2>{machine.gpus} x {escape(machine.gpu)}: {room(machine.usable_bytes)} for the cache</h2>"
     yield from (f'<p class="warn">{escape(warning)}</p>' for warning in machine.warnings)
     yield _table(
         ("tokens each", "conversations", "with an FP8 cache"),

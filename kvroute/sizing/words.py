@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import floor, log10
+
 
 def gb(value: int) -> str:
     """Write bytes as decimal gigabytes, smaller amounts as megabytes or kilobytes."""
@@ -32,9 +34,20 @@ def tokens(value: int) -> str:
     return f"{value:,}"
 
 
+def three_digits(value: float) -> str:
+    """Write three digits, or all before the point where they are more; zeros at the end are digits, too."""
+    places = 2 - floor(log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, places)}f}"
+
+
 def seconds(value: float) -> str:
     """Write a time with three digits, in the unit that suits it."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
+            return f"{three_digits(value / size)} {unit}"
+    return f"{three_digits(value * 1e6)} us"
+
+
+def room(value: int) -> str:
+    """Write the bytes that are left for a cache."""
+    return gb(value) if value > 0 else "nothing"

@@ -42,6 +42,8 @@ def test_figures_that_say_nothing_are_not_shown():
     [
         (0.12345, "share", "0.123"),
         (0.0123, "s", "12.3 ms"),
+        (0.042, "s", "42.0 ms"),
+        (0.99999, "s", "1,000 ms"),
         (4.5678, "s", "4.57 s"),
         (1234.5, "s", "1,234.5 s"),
         (1234567, "tokens", "1,234,567"),
@@ -58,6 +60,7 @@ def test_values_are_written_with_the_digits_that_matter(value, unit, text):
 def test_a_spread_is_shown_where_seeds_differ():
     """Half the distance of the extremes stands behind the mean."""
     assert words(Figure(2.0, 1.0, 3.0), "x") == "2.00 ± 1.00"
+    assert words(Figure(2.0, 1.975, 2.025), "s") == "2.00 s ± 25 ms"
     assert words(Figure(2.0, 2.0, 2.0), "x") == "2.00"
 
 
