@@ -339,7 +339,10 @@ def _missed(probe: ProbeFacts, rank: str) -> Finding:
     )
 
 
-EVENTS_ON = """--kv-events-config '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}'"""
+EVENTS_ON = (  # all four: before 0.11 the publisher has to be named
+    """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", """
+    """"replay_endpoint": "tcp://*:5558"}'"""
+)
 
 
 def _events(events: EventsFacts, facts: ReplicaFacts) -> Iterator[Finding]:

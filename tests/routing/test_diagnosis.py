@@ -1,9 +1,11 @@
 """Verdicts on one replica: for each thing that can be wrong, its level and the flag that mends it."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
-from kvroute.routing.diagnosis import judge_probe, judge_replica, release_of
+from kvroute.routing.diagnosis import EVENTS_ON, judge_probe, judge_replica, release_of
 from kvroute.routing.findings import EngineFacts, EventsFacts, ProbeFacts, ReplicaFacts, TokensFacts
 from kvroute.routing.replica import ModelCard
 
@@ -147,3 +149,9 @@ def test_ranks_are_named_where_there_are_several():
 def test_releases(version, release):
     """Release candidates and local builds count as their release; a build without a number has none."""
     assert release_of(version) == release
+
+
+def test_the_flag_that_turns_events_on_is_the_documented_one():
+    """Every version that publishes events takes it, so it names all four settings, as the first page does."""
+    page = Path(__file__).parents[2] / "README.md"
+    assert EVENTS_ON in " ".join(page.read_text().replace("\\\n", " ").split())
