@@ -1,18 +1,20 @@
 """The command line: help, refusals in one line, and settings as they would be used."""
 
+import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
 
 from kvroute.cli import main
-from tests.admin import fetch
-from tests.processes import KVROUTE, Program, Router, descendants
+from tests.admin import fetch, until
+from tests.processes import KVROUTE, Program, Router, SimulatedReplica, descendants
 
 
 def run(*arguments):
@@ -94,6 +96,38 @@ def test_a_single_process_survives_a_hang_up(tmp_path):
         assert "routing.policy" in router.said("the new settings are not used: (.*)")[1]
         assert descendants(router.pid) == set()
         assert router.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_ctrl_c_breaks_off_what_is_left(tmp_path, workers):
+    """It ends in order, without waiting for requests; the first one let them go on."""
+    with (
+        SimulatedReplica(log=tmp_path / "replica.log") as replica,
+        Router(replica.url, log=tmp_path / "router.log", workers=workers) as router,
+        socket.create_connection(("127.0.0.1", urlsplit(router.url).port), timeout=60) as client,
+    ):
+        fields = {"stream": True, "max_tokens": 20_000, "ignore_eos": True}  # minutes
+        body = json.dumps({"messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+        head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(f"POST /v1/chat/completions HTTP/1.0\r\n{head}".encode() + body)
+        assert b"200 OK" in client.recv(65536)
+        router.signal(signal.SIGINT)
+        assert until(lambda: is_ready(router.admin), lambda ready: not ready, 20) is False
+        assert client.recv(65536), "it goes on"
+        router.signal(signal.SIGINT)
+        assert until(lambda: router.code, lambda code: code is not None, 20) == 0
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1 << 20):
+                pass
+        assert "Traceback" not in router.text
+
+
+def is_ready(admin: str) -> bool:
+    try:
+        return bool(json.loads(fetch(f"{admin}/ready"))["ready"])
+    except OSError:  # 503, or nobody listens any longer
+        return False
 
 
 def test_as_many_files_as_allowed(tmp_path):

@@ -57,6 +57,7 @@ from kvroute.sizing.hardware import gpu
 
 log = logging.getLogger("kvroute")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FIRST_ROUND_S = 2.0  # how long the start waits for replicas to say who they are
 
 
@@ -84,6 +85,7 @@ class Service:
         self.url = ""  # of the public listener, known once it listens
         self.admin_url = ""
         self.is_stopping = False
+        self._is_hurried = False
         self.feeds: Feeds | None = None  # once started
         self.policies: Policies | None = None  # likewise
         self._stack = AsyncExitStack()
@@ -110,11 +112,17 @@ class Service:
             self._public.stop_accepting()
         try:
             async with asyncio.timeout(self.config.drain_timeout_s):
-                while self.stats.active:  # noqa: ASYNC110 - counted by many tasks; the end of a process may poll
+                while self.stats.active and not self._is_hurried:  # noqa: ASYNC110 - counted by many tasks; the end of a process may poll
                     await asyncio.sleep(0.05)
         except TimeoutError:
             log.warning("%s requests did not end in %s s", self.stats.active, self.config.drain_timeout_s)
+        if self._is_hurried and self.stats.active:
+            log.warning("%s requests are broken off", self.stats.active)
         await self._stack.aclose()
+
+    def hurry(self) -> None:
+        """Have `stop` wait for no request any longer."""
+        self._is_hurried = True
 
     async def _start(self) -> None:
         config, catalogue, account = self.config, Catalogue(), Account()
@@ -383,9 +391,18 @@ async def run(config: Config, load: Callable[[], Config]) -> None:
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stopped.set)
     service = Service(config)
+
+    def stop() -> None:
+        if not stopped.is_set():
+            stopped.set()
+            return
+        service.hurry()
+        for signum in STOP_SIGNALS:
+            loop.remove_signal_handler(signum)  # a third one ends the process at once
+
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, stop)
 
     def reload() -> None:
         try:
@@ -399,7 +416,5 @@ async def run(config: Config, load: Callable[[], Config]) -> None:
     try:
         print(f"kvroute serving on {service.url}, admin on {service.admin_url}", flush=True)
         await stopped.wait()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(signum)  # a second signal ends the process at once
     finally:
         await service.stop()
