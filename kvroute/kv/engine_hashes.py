@@ -322,7 +322,8 @@ class EngineHashes:
             if len(columns) > 1 and any(column[block] for column in columns):
                 return
             parent = tree.parent(block)
-            self.ends.drop(tree, block, self._names[block], is_known=block not in self._learnt)
+            if self.ends.groups:
+                self.ends.drop(tree, block, self._names[block], is_known=block not in self._learnt)
             if block in self._suspects:
                 self._suspects.remove(block, self.tree.own(block))
                 self._learnt.discard(block)
@@ -374,7 +375,8 @@ class EngineHashes:
         return next((column for key, column in self._columns.items() if not key[1]), _NO_COLUMN)
 
     def _name(self, block: int, name: EngineHash) -> None:
-        self.ends.look_at(block)
+        if self.ends.groups:
+            self.ends.look_at(block)
         if block < len(self._names):
             self._names[block] = name
             return

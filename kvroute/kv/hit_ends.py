@@ -112,8 +112,7 @@ class HitEnds:
 
     def look_at(self, block: int) -> None:
         """Note that a block is new in the tree, or that the copies of it changed."""
-        if self.groups:
-            self._unsettled[block] = None
+        self._unsettled[block] = None
 
     def nearest(self, hashes: memoryview, depth: int) -> int:
         """Return how many of the first `depth` blocks of a chain count; all that was told must be settled."""
