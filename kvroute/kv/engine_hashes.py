@@ -117,12 +117,12 @@ class EngineHashes:
 
     def reusable(self, chain: PrefixChain) -> int:
         """Return how many leading blocks of a chain a request finds on the GPU: up to where all groups let it end."""
-        self._settle_ends()
+        self.ends.settle(self.tree, self._names, self.block_size or 1)
         return self.ends.nearest(hashes_of(chain), self.held(chain))
 
     def changes(self) -> list[Changes]:
         """Return what changed since this was last asked, for each tier that did, and where hits may end."""
-        self._settle_ends()
+        self.ends.settle(self.tree, self._names, self.block_size or 1)
         taken, ends = self.tree.take_changes(), self.ends.take_changes()
         changes = [changes_of(tier, cells) for tier, cells in enumerate(taken) if cells]
         return changes if ends is None else [*changes, changes_of(ENDS, ends)]
@@ -170,9 +170,6 @@ class EngineHashes:
     def _has_room(self, more: int) -> bool:
         bound = BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE
         return max(len(self._blocks), len(self.ends)) + more <= bound
-
-    def _settle_ends(self) -> None:
-        self.ends.settle(self.tree, self._names, self.block_size or 1)
 
     def _learn(self, hashes: memoryview) -> None:
         """Remember a chain that a request found, though no event told of it."""
