@@ -171,6 +171,11 @@ class EventFeed:
         self.table.delivered(chain, held_blocks)
         self.changed()
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether something changed that was not taken yet."""
+        return any(self.table.tree.changes) or self.table.ends.have_changes
+
     def has_told(self, chain: PrefixChain) -> bool:
         """Say whether the engine has told of all blocks of a chain, and holds them still."""
         return self.table.held(chain) == blocks_in(chain)

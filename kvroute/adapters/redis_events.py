@@ -56,6 +56,12 @@ class EventWriter:
         self.retry_after_s = 0.0  # a stream that could not be opened
         self.told_doubt: float | None = None  # as Redis has it
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether Redis has all that the engine has told."""
+        is_idle = self.token is not None and not self.is_under_way and not self.waiting
+        return is_idle and self.feed.is_exact and not self.feed.has_changes
+
     def fill(self, changes: Sequence[Changes]) -> None:
         """Cut changes into calls."""
         state = state_of(self.feed)
@@ -166,6 +172,7 @@ class Events:
             if writer.waiting and writer.waiting[0] is call:
                 writer.waiting.popleft()
             self.send(shard, member)
+            settle_soon(member)
 
         writer.is_under_way = self._link.run("changes", shard.prefix, (*head, *call.arguments), done)
 
@@ -240,6 +247,14 @@ class Events:
         arguments = (shard.epoch, member.replica, member.token, member.lease, heard, snapshot)
         self._judge(shard, member, await ask(self._link, "keep", shard.prefix, arguments))
         writer.snapshot_due_s = asyncio.get_running_loop().time() + SNAPSHOT_S
+
+
+def settle_soon(member: Member) -> None:
+    """End the promises of what the engine has told of, if Redis has it: not before lookups were read that Redis may have
+    answered without, and whose answers came together with that of the last write."""
+    writer, promised = member.writer, member.promised
+    if writer is not None and promised is not None and writer.is_caught_up:
+        asyncio.get_running_loop().call_soon(promised.settle, writer.feed.has_told)
 
 
 def calls_of(changes: Sequence[Changes], state: bytes) -> list[_Call]:

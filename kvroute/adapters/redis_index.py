@@ -20,7 +20,7 @@ from functools import partial
 
 from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import IndexStats, Match, MemoryIndex, Namespace
-from kvroute.adapters.redis_events import EventWriter, doubt_in
+from kvroute.adapters.redis_events import EventWriter, doubt_in, settle_soon
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
 from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent, together
@@ -134,6 +134,7 @@ class RedisIndex:
         member = shard.members[replica]
         if member.promised is not None:
             member.promised.keep(chain, time.monotonic())
+            settle_soon(member)
         if not shard.is_ready or not shard.is_fed(member):
             return
         if member.writer is not None and member.writer.feed.is_owner:
@@ -173,9 +174,10 @@ class RedisIndex:
     def answered(self, replica: ReplicaId, chain: PrefixChain) -> None:
         """Note that the replica has generated the last blocks of the chain."""
         self.record(replica, chain, 0)
-        shard = self._homes.get(replica)
-        if shard is not None and (promised := shard.members[replica].promised) is not None:
-            promised.keep(chain, time.monotonic())
+        member = shard.members[replica] if (shard := self._homes.get(replica)) else None
+        if member is not None and member.promised is not None:
+            member.promised.keep(chain, time.monotonic())
+            settle_soon(member)
 
     def correct(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note that the replica turned out to hold only the first `held_blocks` blocks of the chain."""
@@ -350,8 +352,6 @@ def _add_promises(shard: Shard, chains: Sequence[PrefixChain], holdings: list[di
     for member in shard.members.values():
         if member.promised is None:
             continue
-        if member.writer is not None and member.writer.feed.is_exact:
-            member.promised.settle(member.writer.feed.has_told)
         for chain, holding in zip(chains, holdings, strict=True):
             blocks = member.promised.held(chain, now_s, to_ends=member.replica in shard.hybrids)
             if blocks > holding.get(member.replica, 0):

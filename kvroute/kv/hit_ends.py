@@ -67,6 +67,11 @@ class HitEnds:
         """Whether the model is a hybrid: elsewhere a hit ends where what is held does."""
         return bool(self.groups)
 
+    @property
+    def have_changes(self) -> bool:
+        """Whether something was told, or is about to be, since changes were last taken."""
+        return bool(self._changes or self._unsettled) or (self.are_needed and not self._is_told)
+
     def admit(self, group: int, kind: str | None, window: int | None, block_size: int) -> bool:
         """Note that a group is sparse; return whether it has a say in where hits end."""
         if group not in self.groups:
