@@ -250,8 +250,8 @@ class Events:
 
 
 def settle_soon(member: Member) -> None:
-    """End the promises of what the engine has told of, if Redis has it: not before lookups were read that Redis may have
-    answered without, and whose answers came together with that of the last write."""
+    """End the promises of what the engine has told of, if Redis has it: after lookups that Redis has answered without,
+    and whose answers came together with that of the last write."""
     writer, promised = member.writer, member.promised
     if writer is not None and promised is not None and writer.is_caught_up:
         asyncio.get_running_loop().call_soon(promised.settle, writer.feed.has_told)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvroute.adapters.index import Index
+from kvroute.kv import promised
 from kvroute.kv.chain import PrefixChain
 from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.events import decode_batch
@@ -74,6 +75,22 @@ async def test_what_was_generated_counts_until_events_can_have_come(index):
     assert await holdings(index, chain(5, 6, 7, 8)) == [{R0: 3}]
     await asyncio.sleep(TELLING_S)
     assert await holdings(index, chain(5, 6, 7, 8)) == [{R0: 1}]
+
+
+async def test_an_eviction_is_believed_at_once(index, monkeypatch):
+    """Once an engine has told of all that a request computed, what it says after that is not covered by the promise."""
+    monkeypatch.setattr(promised, "TELLING_S", 1000.0)
+    monkeypatch.setattr(promised, "LIFE_S", 1000.0)
+    (engine,) = followed(index, R0)
+    engine.say(stored([1], None, [5], 1))
+    await settled(index, [{R0: 1}], chain(5))
+    index.record(R0, chain(5, 6))
+    index.delivered(R0, chain(5, 6), 1)
+    engine.say(stored([2], 1, [6], 1))
+    engine.say(stored([3], None, [9], 1))
+    await settled(index, [{R0: 2}, {R0: 1}], chain(5, 6), chain(9))
+    engine.say(removed(2))
+    await settled(index, [{R0: 1}], chain(5, 6))
 
 
 @pytest.mark.slow
