@@ -66,7 +66,7 @@ ROUTED_SESSIONS = 12  # a replica
 DAY = "day:low=0.1,high=1,span=1200,agent.turns=24,agent.tools=2000,agent.repository=2000,agent.think=4"
 PHASES = "300,500,700,900"
 BURST, BURST_TOKENS = 64, 8000
-BUSY_PER_S = 43.0  # prompts of 4,000 tokens on eight replicas: 70 % of what they can prefill
+BUSY_PER_S = 30.0  # prompts of 4,000 tokens on eight replicas: 70 % of what they can prefill
 
 Summary = dict[str, float]
 

@@ -6,6 +6,9 @@ one.
 
 `reserve` is for pressure: one script adds up everybody's rows and reservations and books only what fits. Book locally
 first, then reserve, and undo the booking where it is refused: the next published row then covers the reservation.
+Beside rows, routers tell each other what happened (`tell`, `heard`): short texts in a bounded stream, which a router
+reads from its own start on. Nobody waits for them, and what a slow reader misses is lost.
+
 Without Redis every reservation is granted: the shared ledger improves placement, it must not stop it.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -30,6 +34,8 @@ BEAT_S, ALIVE_S = 1.0, 3.0
 POLL_S, POLL_ALONE_S = 0.05, 0.5  # alone: nobody else has published
 RESERVE_TIMEOUT_S = 0.02
 NOTHING = Promise()
+TOLD_MAX, TOLD_LIFE_S = 2_000, 60.0  # texts that are kept for the others, and for how long after the last one
+READ_MAX = 500  # at once
 
 
 class LedgerStats(Struct):
@@ -56,6 +62,12 @@ class Ledger(Protocol):
 
     def others(self) -> dict[ReplicaId, Promise]:
         """Return the sum of what the other live routers promised."""
+
+    def tell(self, text: bytes) -> None:
+        """Tell the other routers something, once."""
+
+    def heard(self) -> list[bytes]:
+        """Return what others told since the last call, the oldest first."""
 
     async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
         """Ask for KV tokens of a replica, already booked locally but not yet published; False where they do not fit."""
@@ -85,6 +97,13 @@ class MemoryLedger:
         """Return nothing: there is no other router."""
         return {}
 
+    def tell(self, text: bytes) -> None:
+        """Do nothing: nobody listens."""
+
+    def heard(self) -> list[bytes]:
+        """Return nothing: there is no other router."""
+        return []
+
     async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
         """Grant what fits beside this router's own promises."""
         reserved = self._reserved.get(replica, 0) + kv_tokens
@@ -108,6 +127,8 @@ class SharedLedger:
         self._epoch = b""
         self._reserved: set[ReplicaId] = set()  # reservations that no sent row covers yet
         self._others: dict[ReplicaId, Promise] = {}
+        self._heard: deque[bytes] = deque(maxlen=TOLD_MAX)
+        self._last_told = b""  # id of the last text that was read
         self._flush: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -145,6 +166,18 @@ class SharedLedger:
     def others(self) -> dict[ReplicaId, Promise]:
         """Return the sum of the other live routers' rows, as of the last poll; nothing while Redis is down."""
         return self._others
+
+    def tell(self, text: bytes) -> None:
+        """Send a text to the other routers; while Redis is down, to nobody."""
+        if self.stats.routers > 1:
+            life_ms = int(TOLD_LIFE_S * 1000)
+            self._link.run("tell", self._prefix, (self._router_id, text, TOLD_MAX, life_ms), lambda reply: None)
+
+    def heard(self) -> list[bytes]:
+        """Return what others told, as of the last poll."""
+        texts = list(self._heard)
+        self._heard.clear()
+        return texts
 
     async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
         """Reserve in Redis, atomically with all other routers."""
@@ -196,6 +229,10 @@ class SharedLedger:
                 rows = await ask(self._link, "promises", self._prefix, (self._router_id,))
             except IndexUnavailable:
                 rows = []
+            with contextlib.suppress(IndexUnavailable):
+                last, *texts = await ask(self._link, "told", self._prefix, (self._router_id, self._last_told, READ_MAX))
+                self._last_told = last
+                self._heard.extend(texts)
             self.stats.routers = len(rows) + 1
             self._others = add_rows(rows)
             await asyncio.sleep(POLL_S if rows else POLL_ALONE_S)

@@ -12,7 +12,7 @@ from msgspec import Struct
 NAMES = (
     *("lookup", "write", "beat", "leave", "drain", "save", "load", "sweep"),  # the index
     *("renew", "changes", "resume", "keep"),  # of replicas that publish events
-    *("publish", "reserve", "promises"),  # the ledger
+    *("publish", "reserve", "promises", "tell", "told"),  # the ledger
     *("count", "counts"),  # the account
 )
 

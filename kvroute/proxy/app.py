@@ -130,10 +130,10 @@ class Service:
             find_model(config.tokenizer, None, "", {})  # a directory without a tokenizer stops the start
         store = await self._open_store()
         feeds = self.feeds = self._make_feeds(store, catalogue)
-        sharing = Sharing(fleet=self.fleet, ledger=store.ledger, account=account, accounts=store.account)
+        router = self._router()
+        sharing = Sharing(fleet=self.fleet, router=router, ledger=store.ledger, account=account, accounts=store.account)
         upstream = self._upstream = Upstream(self._upstream_settings(), self._key_of())
         learner = Learner(store.index, self.stats)
-        router = self._router()
         asker = Asker(store.index, SeenWindow(), self.stats, feeds.honesty)
         placing = Placing(
             router=router,

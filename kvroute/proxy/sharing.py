@@ -1,17 +1,24 @@
 """Keeps this router's ledger and account in step with the other routers of its deployment.
 
-Two loops, a pure step and a sleep each: promises are published and the others' taken in; counts are pushed.
+Two loops, a pure step and a sleep each: promises are published and the others' taken in, and so is what happened to
+conversations; counts are pushed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from kvroute.adapters.redis_ledger import Ledger
 from kvroute.adapters.shared_account import AccountStore
 from kvroute.routing.account import Account
 from kvroute.routing.fleet import Fleet
+from kvroute.routing.news import News
+from kvroute.routing.router import Router
 
 BUSY_S = 0.05  # between two exchanges of promises while anything is promised, here or elsewhere
 IDLE_S = 0.25  # and while nothing is: waking up costs more than the step
@@ -21,8 +28,19 @@ ACCOUNT_EVERY_S = 0.5
 class Sharing:
     """Owns the two loops."""
 
-    def __init__(self, *, fleet: Fleet, ledger: Ledger, account: Account, accounts: AccountStore) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        router: Router,
+        ledger: Ledger,
+        account: Account,
+        accounts: AccountStore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fleet = fleet
+        self._router = router
+        self._clock = clock
         self._ledger = ledger
         self._account = account
         self._accounts = accounts
@@ -48,6 +66,11 @@ class Sharing:
         promises, others = self._fleet.promises(), self._ledger.others()
         self._ledger.publish(promises)
         self._fleet.set_others(others)
+        if news := self._router.news():
+            self._ledger.tell(msgspec.msgpack.encode(news))
+        for text in self._ledger.heard():
+            with contextlib.suppress(msgspec.DecodeError):  # of a router of another version
+                self._router.hear(msgspec.msgpack.decode(text, type=list[News]), self._clock())
         return any(promise.requests for ledger in (promises, others) for promise in ledger.values())
 
     def push(self) -> None:

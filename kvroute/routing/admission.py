@@ -20,7 +20,7 @@ All of it is silent while everything fits. Not known here: the clock, sockets, a
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, repeat
 from math import ceil
@@ -36,6 +36,7 @@ from kvroute.routing.habits import Forecast, HabitBook, Habits
 from kvroute.routing.hold import Hold
 from kvroute.routing.member import Member
 from kvroute.routing.memory_plan import Turns, best_plan, population
+from kvroute.routing.news import KEPT_MAX, News
 from kvroute.routing.pressure import Pressure
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.standing import Foresight, Room, Standing, held_of, learnt_of, live_of
@@ -51,6 +52,7 @@ CALM_SHARE = 0.3  # of a cache, up to which promises leave so much room that onl
 LOST_NONE = 0.01  # of what came back: so little that nothing is lost to speak of
 ASKED_MAX = 16  # of those at one gate, the oldest are asked; the others after them
 LOOK_S = 1.0  # after which a request at a gate is asked about again although that gate has not opened
+ELSEWHERE_S = 600.0  # after which a turn that another router began is over even if that was not heard
 IDLE_SHARE = 0.7  # of a cache, up to which live conversations leave room for more than was foreseen
 BYTES_PER_TOKEN = 4  # of a request whose size was not said
 
@@ -102,16 +104,20 @@ class Chances(Struct, frozen=True):
 class Admission:
     """The state of holding for one router. Bounded by the settings and by what its parts keep."""
 
-    def __init__(self, settings: AdmissionSettings) -> None:
+    def __init__(self, settings: AdmissionSettings, name: int = 0) -> None:
         self.settings = settings
+        self.news: deque[News] = deque(maxlen=KEPT_MAX)  # to tell the other routers
         self.pressure = Pressure()
         self.waiting = Waiting()
         self._gate = Gate()
-        self._conversations = Conversations()
+        self._conversations = Conversations(name=name)
         self._habits = HabitBook()
         self._set = WorkingSet()
         self._served = Served()
         self._silent: OrderedDict[int, tuple[Conversation, float]] = OrderedDict()  # and when they are taken to be over
+        self._elsewhere: OrderedDict[int, tuple[Conversation, float]] = (
+            OrderedDict()
+        )  # and when their turns must be over
         self._count = 0
         self._now_s = 0.0
         self._left_s: float | None = None  # when the last request left the line
@@ -129,22 +135,65 @@ class Admission:
             habits = self._habits.of(conversation.model)
             habits.learn_end(conversation.turns)
             habits.silent -= 1
+        while self._elsewhere:
+            number, (conversation, due_s) = next(iter(self._elsewhere.items()))
+            if due_s > self._now_s:
+                break
+            self._ended(conversation)
 
     def begin(self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float) -> Turn:
         """Recognise the conversation that a request belongs to."""
         reachable = max(hits.values(), default=0)
         conversation = self._conversations.recognise(demand, reachable, self._now_s)
-        habits = self._habits.of(conversation.model)
-        habits.silent -= self._silent.pop(conversation.number, None) is not None
-        habits.under_way += 1
+        self._resume(conversation)
         if conversation.turns > 1 and not conversation.is_repeated:
             self._learn(conversation)
-        conversation.is_under_way = True
         conversation.last_end_s = None
         self._served.enter(conversation.tenant)
         turn = Turn(demand, conversation, output_tokens * demand.sequences, self._over)
         turn.found_tokens = reachable
         return turn
+
+    def _resume(self, conversation: Conversation) -> None:
+        """Note that a turn is under way, here unless said otherwise."""
+        habits, number = self._habits.of(conversation.model), conversation.number
+        habits.silent -= self._silent.pop(number, None) is not None
+        habits.under_way += not conversation.is_under_way
+        self._elsewhere.pop(number, None)
+        conversation.is_under_way, conversation.is_elsewhere = True, False
+
+    def _ended(self, conversation: Conversation) -> None:
+        """Note that a turn is over."""
+        habits, number = self._habits.of(conversation.model), conversation.number
+        habits.under_way -= conversation.is_under_way
+        self._elsewhere.pop(number, None)
+        conversation.is_under_way = conversation.is_elsewhere = False
+        self._set.pause(
+            conversation, habits.forecast(conversation, 0.0), self._now_s + self.memory_s(conversation.model)
+        )
+        habits.silent += number not in self._silent
+        self._silent[number] = (conversation, self._now_s + habits.over_s())
+
+    def hear(self, news: News, capacity_tokens: int) -> None:
+        """Take in what another router tells: there a conversation has gone on, or a turn of it has ended."""
+        conversation = self._conversations.hear(news, self._now_s)
+        if conversation is None:
+            return
+        habits = self._habits.of(conversation.model)
+        if not news.replica:
+            if news.output_tokens >= 0:
+                habits.learn_answer(news.output_tokens)
+                conversation.answered(int(news.output_tokens))
+                conversation.last_end_s = self._now_s
+            self._ended(conversation)
+            return
+        if conversation.turns > 1:
+            self._learn(conversation)
+        self._resume(conversation)
+        conversation.last_end_s, conversation.is_elsewhere = None, True
+        self._elsewhere[conversation.number] = (conversation, self._now_s + ELSEWHERE_S)
+        forecast = habits.forecast(conversation, news.output_tokens)
+        self._set.seat(conversation, ReplicaId(news.replica), forecast, capacity_tokens)
 
     def _learn(self, conversation: Conversation) -> None:
         habits = self._habits.of(conversation.model)
@@ -228,6 +277,7 @@ class Admission:
         replica = member.replica
         conversation.is_suspended = False
         self._set.seat(turn.conversation, replica.id, self._forecast(turn), replica.capacity_tokens or 0)
+        self.news.append(conversation.news(replica.id, turn.output_tokens))
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
         if not ticket.at_gate:
@@ -317,7 +367,6 @@ class Admission:
             self.advance(now_s)
         conversation = turn.conversation
         self._served.leave(conversation.tenant)
-        conversation.is_under_way = False
         conversation.is_repeated = usage is None
         habits = self._habits.of(conversation.model)
         if usage is not None:
@@ -327,12 +376,8 @@ class Admission:
             if turn.demand.sequences == 1:
                 conversation.answered(usage.completion_tokens)
             conversation.last_end_s = self._now_s
-        self._set.pause(
-            conversation, habits.forecast(conversation, 0.0), self._now_s + self.memory_s(conversation.model)
-        )
-        habits.under_way -= 1
-        habits.silent += conversation.number not in self._silent
-        self._silent[conversation.number] = (conversation, self._now_s + habits.over_s())
+        self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
+        self._ended(conversation)
 
     def foresee(
         self, demand: Demand, hits: Mapping[ReplicaId, int], output_tokens: float, chances: Chances

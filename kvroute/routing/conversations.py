@@ -17,11 +17,13 @@ from collections.abc import Sequence
 
 from kvroute.kv.chain import blocks_in, hashes_of
 from kvroute.routing.demand import Demand, Prefix
+from kvroute.routing.news import News
 
 STRIDE = 8
 CONVERSATIONS_MAX = 65_536
 PREFIXES_MAX = 4096
 LENGTHS_MAX = 8  # of shared prefixes, the latest: at so many places a prompt is compared with them
+ID_BITS = (1 << 63) - 1
 ROOT = 0  # the mark of tips before the first place
 
 
@@ -29,12 +31,13 @@ class Conversation:
     """What is known of one conversation. `tokens` are its latest prompt and, once that has ended, the answer."""
 
     __slots__ = (
-        "_answer_tokens", "first_tokens", "growth_tokens", "is_over", "is_repeated", "is_suspended", "is_under_way",
-        "keeps_answers", "last_end_s", "mark", "model", "number", "prefix", "shared_tokens", "since_s", "tenant", "tip",
-        "tokens", "turns",
+        "_answer_tokens", "first_tokens", "growth_tokens", "id", "is_elsewhere", "is_over", "is_repeated",
+        "is_suspended", "is_under_way", "keeps_answers", "last_end_s", "mark", "model", "number", "prefix",
+        "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, demand: Demand, shared_tokens: int, now_s: float) -> None:
+        self.id = number  # the same at all routers
         self.number = number  # in the order of first being seen: the lowest is the oldest
         self.model = demand.model
         self.tenant = demand.tenant
@@ -46,6 +49,7 @@ class Conversation:
         self.keeps_answers = True  # prompts go on behind them; else they are dropped, as reasoning often is
         self._answer_tokens = 0  # of the latest answer, where it is among `tokens`
         self.is_under_way = False
+        self.is_elsewhere = False  # by another router, which may not have told yet that it has ended
         self.is_repeated = False  # its latest turn came to nothing: the same prompt again is no further turn
         self.is_suspended = False  # it lost its place to older ones, and its cache is to go first
         self.is_over = False  # it was silent for so long that it was taken to be over
@@ -80,6 +84,21 @@ class Conversation:
             self._answer_tokens = tokens
             self.tokens += tokens
 
+    def hear(self, news: News) -> None:
+        """Move on to a turn that runs elsewhere."""
+        self.turns, self.tokens, self.first_tokens = news.turns, news.tokens, news.first_tokens
+        self.growth_tokens, self.shared_tokens, self.prefix = news.growth_tokens, news.shared_tokens, news.prefix
+        self.mark, self.tip = news.mark, news.tip
+        self._answer_tokens = 0
+        self.is_repeated = self.is_suspended = False
+
+    def news(self, replica: str, output_tokens: float) -> News:
+        """Return what another router should know."""
+        return News(
+            self.id, self.model, self.tenant, self.turns, self.tokens, self.first_tokens, self.growth_tokens,
+            self.shared_tokens, self.prefix, self.mark, self.tip, replica, output_tokens,
+        )  # fmt: skip
+
     def copy(self) -> Conversation:
         """Return one that is equal and belongs to nobody."""
         twin = Conversation.__new__(Conversation)
@@ -94,8 +113,10 @@ class Conversation:
 class Conversations:
     """The conversations lately heard of. Bounded: the one that was silent for longest is forgotten."""
 
-    def __init__(self, limit: int = CONVERSATIONS_MAX) -> None:
+    def __init__(self, limit: int = CONVERSATIONS_MAX, name: int = 0) -> None:
         self._limit = limit
+        self._name = name  # from which ids are counted that no other router gives
+        self._by_id: dict[int, Conversation] = {}
         self._count = 0
         self._known: OrderedDict[int, Conversation] = OrderedDict()
         self._tips: dict[int, dict[int, list[Conversation]]] = {}
@@ -121,7 +142,8 @@ class Conversations:
         if found is None:
             self._count += 1
             found = Conversation(self._count, demand, shared_tokens, now_s)
-            self._known[found.number] = found
+            found.id = (self._name + self._count) & ID_BITS
+            self._known[found.number] = self._by_id[found.id] = found
             self._note_prefix(found, demand.block_size)
         else:
             if found.prefix == ROOT and self._lengths:
@@ -131,9 +153,40 @@ class Conversations:
             found.grow(demand.prompt_tokens)
         found.turns += not found.is_repeated or not found.turns
         self._tip(found, hashes)
-        while len(self._known) > self._limit:
-            self._untip(self._known.popitem(last=False)[1])
+        self._forget()
         return found
+
+    def hear(self, news: News, now_s: float) -> Conversation | None:
+        """Take on what another router tells of a conversation; None where more is known already."""
+        found = self._by_id.get(news.id)
+        if found is None:
+            if not news.replica:
+                return None
+            self._count += 1
+            demand = Demand(model=news.model, tenant=news.tenant, prompt_tokens=news.tokens, longest_prompt=news.tokens)
+            found = Conversation(self._count, demand, news.shared_tokens, now_s)
+            found.id = news.id
+            self._known[found.number] = self._by_id[found.id] = found
+            if news.prefix != ROOT:
+                self._prefixes[news.prefix] = None
+        elif not news.replica:
+            is_that_turn = found.is_under_way and found.is_elsewhere and found.turns == news.turns
+            return found if is_that_turn else None
+        elif news.turns <= found.turns:
+            return None
+        self._untip(found)
+        self._known.move_to_end(found.number)
+        found.hear(news)
+        if found.tip != ROOT:
+            self._tips.setdefault(found.mark, {}).setdefault(found.tip, []).append(found)
+        self._forget()
+        return found
+
+    def _forget(self) -> None:
+        while len(self._known) > self._limit:
+            gone = self._known.popitem(last=False)[1]
+            del self._by_id[gone.id]
+            self._untip(gone)
 
     def _note_prefix(self, conversation: Conversation, block_size: int) -> None:
         """Remember what a new conversation has in common with others."""
@@ -177,7 +230,7 @@ class Conversations:
                 continue
             for at in range(min(place + STRIDE - 2, count - 1), max(place - 2, -1), -1):
                 for conversation in tips.get(hashes[at], ()):
-                    if not conversation.is_under_way:
+                    if not conversation.is_under_way or conversation.is_elsewhere:
                         return conversation
         return None
 

@@ -131,6 +131,11 @@ class Fleet:
         """Return all replicas in the order of joining."""
         return tuple(member.replica for member in self._members.values())
 
+    def capacity_tokens(self, id: str) -> int:
+        """Return what a replica's cache holds, 0 where that is not known."""
+        member = self._members.get(ReplicaId(id))
+        return (member.replica.capacity_tokens or 0) if member else 0
+
     def models(self) -> tuple[str, ...]:
         """Return the names of all models and adapters that any replica serves."""
         return tuple(self._serving)

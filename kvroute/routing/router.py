@@ -10,7 +10,7 @@ traffic, where nothing is in flight when the next request comes, still reaches e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from random import Random
 
@@ -27,6 +27,7 @@ from kvroute.routing.fleet import Fleet
 from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease, Placement
 from kvroute.routing.member import FAILURES_MAX, Member
+from kvroute.routing.news import News
 from kvroute.routing.policy import Case, Knowledge, Policy
 from kvroute.routing.rates import Rates
 from kvroute.routing.refusals import fits, fits_context, refuse_if_hopeless, unknown_model
@@ -84,7 +85,9 @@ class Router:
         self._shadow_rng = Random(0)  # a shadow changes nobody else's chances
         self._slo = slo
         self._knowledge: Knowledge = knowledge
-        self._admission = affinity_of(policy, admission) or (None if admission is None else Admission(admission))
+        self._admission = affinity_of(policy, admission) or (
+            None if admission is None else Admission(admission, name=self._rng.getrandbits(62))
+        )
         self.policy = ""
         self.shadows: Shadows | None = None
         self.switch(policy, ttft_weight=ttft_weight, shadows=shadows)
@@ -250,6 +253,22 @@ class Router:
         if isinstance(found, Waits):
             admission.look(ticket, found)
         return isinstance(found, Member)
+
+    def news(self) -> list[News]:
+        """Return what happened to conversations here since the last call, for the other routers."""
+        if self._admission is None:
+            return []
+        told = list(self._admission.news)
+        self._admission.news.clear()
+        return told
+
+    def hear(self, news: Iterable[News], now: float) -> None:
+        """Take in what other routers tell of conversations."""
+        if self._admission is None:
+            return
+        self._admission.advance(now)
+        for one in news:
+            self._admission.hear(one, self.fleet.capacity_tokens(one.replica))
 
     def drop(self, hold: Hold, now: float) -> None:
         """Forget a request that waits: its client has left, or will not wait any longer."""

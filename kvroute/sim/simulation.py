@@ -385,7 +385,7 @@ class Simulation:
     def _publish(self, front: Front) -> None:
         loss = self._routers.ledger_loss
         if not loss or self._ledger_rng.random() >= loss:
-            exchange(front, self._fronts)
+            exchange(front, self._fronts, self._clock.now_s)
 
     # Engines
 

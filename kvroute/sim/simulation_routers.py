@@ -101,9 +101,10 @@ def is_confirmed(lease: Lease, ledger: Sequence[Front]) -> bool:
     return promised <= lease.reserve_limit_tokens
 
 
-def exchange(front: Front, fronts: Sequence[Front]) -> None:
-    """Let the other routers know what one has promised."""
+def exchange(front: Front, fronts: Sequence[Front], now_s: float) -> None:
+    """Let the other routers know what one has promised, and what happened to conversations there."""
     front.is_dirty = False
+    news = front.router.news()
     promises = front.fleet.promises()
     changed = {id: promise for id, promise in promises.items() if promise != front.published.get(id)}
     gone = front.published.keys() - promises.keys()
@@ -115,6 +116,7 @@ def exchange(front: Front, fronts: Sequence[Front]) -> None:
         for id, promise in changed.items():
             other.others[id] = plus(other.others.get(id), promise, front.published.get(id))
         other.fleet.set_others(other.others)
+        other.router.hear(news, now_s)
     front.published = promises
 
 

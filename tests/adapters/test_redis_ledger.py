@@ -132,3 +132,40 @@ def test_rows_add_up(rows):
             if promise != Promise():
                 expected[replica] = expected.get(replica, Promise()) + promise
     assert add_rows([encode_row(row) for row in rows]) == expected
+
+
+async def test_what_is_told_is_heard_once_by_all_others():
+    """Every other router hears it in order, the teller does not, and who comes later hears nothing old."""
+    with server() as redis:
+        name = fresh_name()
+        async with ledger(redis.url, name, "a") as a, ledger(redis.url, name, "b") as b:
+            await until(lambda: a.stats.routers == b.stats.routers == 2)
+            heard: list[bytes] = []
+            for number in range(3):
+                a.tell(b"%d" % number)
+
+            def all_came() -> bool:
+                heard.extend(b.heard())
+                return len(heard) >= 3
+
+            await until(all_came)
+            assert heard == [b"0", b"1", b"2"]
+            async with ledger(redis.url, name, "c") as c:
+                await until(lambda: c.stats.routers == 3)
+                b.tell(b"new")
+                late: list[bytes] = []
+
+                def it_came() -> bool:
+                    late.extend(c.heard())
+                    return bool(late)
+
+                await until(it_came)
+                assert late == [b"new"]
+            own: list[bytes] = []
+
+            def a_heard() -> bool:
+                own.extend(a.heard())
+                return bool(own)
+
+            await until(a_heard)
+            assert own == [b"new"]

@@ -43,12 +43,12 @@ def test_routers_know_what_others_promised_after_an_exchange():
     one, other = front_of(), front_of()
     lease = place(one, 5000)
     for _ in range(2):
-        exchange(one, (one, other))
+        exchange(one, (one, other), 0.0)
     promised = one.fleet.promises()[lease.replica.id]
     assert other.others[lease.replica.id] == promised
     assert place(other, 5000).replica.id != lease.replica.id
     lease.finish(Outcome.DONE, 1.0)
-    exchange(one, (one, other))
+    exchange(one, (one, other), 0.0)
     assert other.others[lease.replica.id] == Promise()
 
 
@@ -57,7 +57,7 @@ def test_a_lost_exchange_is_made_good_by_the_next():
     one, other = front_of(1), front_of(1)
     place(one, 1000)
     place(one, 2000)
-    exchange(one, (one, other))
+    exchange(one, (one, other), 0.0)
     assert other.others["r0"].requests == 2
 
 
