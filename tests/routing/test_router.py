@@ -20,8 +20,9 @@ from kvroute.routing.cost import TERMS, Slo, compute_tokens
 from kvroute.routing.demand import Outcome, Promise
 from kvroute.routing.hold import Hold
 from kvroute.routing.lease import Lease
+from kvroute.routing.offers import TIE_SHARE
 from kvroute.routing.replica import Load, ModelCard, Replica, ReplicaId
-from kvroute.routing.router import TIE_SHARE, Router
+from kvroute.routing.router import Router
 from tests.routing.builders import ROUND, ask, chain, fleet_of, hits, ids, replica, router_of
 
 CONVERSATIONS = {
