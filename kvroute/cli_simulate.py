@@ -109,7 +109,9 @@ def simulate(trace: str, **flags: Any) -> None:
     if flags["as_json"]:
         _print_json(report)
     else:
-        _print_table(report)
+        from kvroute.cli_simulate_table import print_table
+
+        print_table(report)
 
 
 def _compare(trace: str, flags: dict[str, Any]) -> Report:
@@ -428,34 +430,6 @@ def _progress(what: str, total: int | None) -> Iterator[Progress | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, at="")
         yield lambda done, at_s: bar.update(task, completed=done, at=f"{at_s:,.0f} s simulated")
-
-
-def _print_table(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from kvroute.sim.report import best_of, shown, words
-
-    table = Table(title=report.title, title_justify="left")
-    table.add_column("")
-    for row in report.rows:
-        table.add_column(row.policy, justify="right", no_wrap=True)
-    for one in shown(report):
-        best = best_of(report, one)
-        cells = [
-            f"[bold green]{words(row.figures[one.key], one.unit)}[/]"
-            if row.policy in best
-            else words(row.figures[one.key], one.unit)
-            for row in report.rows
-        ]
-        table.add_row(one.label, *cells)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    for name, fact in report.facts.items():
-        console.print(f"{name}: {fact}", highlight=False)
-    console.print(table)
-    console.print("Not in this result: " + "; ".join(report.notes) + ".", highlight=False)
 
 
 def _print_json(report: Report) -> None:

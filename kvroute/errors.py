@@ -5,6 +5,15 @@ One tree, one page. Nothing here knows HTTP libraries; `status` and `kind` are w
 
 from __future__ import annotations
 
+EXCERPT_BYTES = 80
+
+
+def excerpt(line: bytes) -> str:
+    """Return the beginning of a line of a file, for a message by which it is to be found."""
+    text = line[:EXCERPT_BYTES].decode("utf-8", "replace")
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    return shown if len(line) <= EXCERPT_BYTES else f"{shown}..."
+
 
 class KvrouteError(Exception):
     """Root of everything that kvroute raises on purpose."""

@@ -31,8 +31,9 @@ DOORS = {  # room: the rooms that it may import, besides itself
     "cli": "errors kv sizing routing sim fake adapters proxy workers config demo "
     "cli_types cli_size cli_simulate cli_doctor",
     "cli_doctor": "errors routing adapters config",
-    "cli_simulate": "cli_types errors sizing routing sim adapters cli_simulate_png",
+    "cli_simulate": "cli_types errors sizing routing sim adapters cli_simulate_png cli_simulate_table",
     "cli_simulate_png": "errors sim",
+    "cli_simulate_table": "sim",
     "cli_types": "",
     "cli_size": "errors kv sizing adapters",
 }

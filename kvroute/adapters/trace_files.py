@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from kvroute.errors import ConfigError
+from kvroute.errors import ConfigError, excerpt
 
 LINE_BYTES_MAX = 64 << 20
 BATCH_LINES = 1000
@@ -176,8 +176,8 @@ class Spool:
                 try:
                     glance = decode(line)
                 except msgspec.DecodeError as error:
-                    shown = line[:80].decode("utf-8", "replace")
-                    raise ConfigError(f"line {number + 1}, empty ones not counted: {error}: {shown}") from None
+                    where = f"line {number + 1}, empty ones not counted"
+                    raise ConfigError(f"{where}: {error}: {excerpt(line)}") from None
                 session = f"#{number}" if glance.session_id is None else str(glance.session_id)
                 at = glance.timestamp if glance.timestamp is not None else glance.offset_ms
                 family = session if glance.offset_ms is None else session.partition(".")[0]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from kvroute.errors import ConfigError
+from kvroute.errors import ConfigError, excerpt
 from kvroute.kv.chain import TOKEN_BYTES, Grown, PrefixChain, grow, root_of
 from kvroute.sim.workload import Script, Turn, Workload
 
@@ -39,7 +39,7 @@ def read_conversation(line: bytes) -> Conversation:
     try:
         return _decode(line)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"a line is no conversation: {error}: {line[:80].decode('utf-8', 'replace')}") from None
+        raise ConfigError(f"a line is no conversation: {error}: {excerpt(line)}") from None
 
 
 def turns_of(conversation: Conversation, block_size: int) -> Iterator[Turn]:

@@ -26,13 +26,12 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from kvroute.errors import ConfigError
+from kvroute.errors import ConfigError, excerpt
 from kvroute.kv.chain import HASH_BYTES
 from kvroute.sim.workload import Script, Turn, Workload, name_of, padded
 
 BLOCK_SIZE_MAX = 65_536
 TOKENS_MAX = 100_000_000
-EXCERPT_BYTES = 80
 SCAN_ROWS = 200  # from which the block size is inferred
 Runs = list[tuple[int, int]]
 
@@ -114,12 +113,6 @@ def read_row(line: bytes) -> Row:
     if row.hash_runs is not None and not all(first >= 0 and 0 < count <= TOKENS_MAX for first, count in row.hash_runs):
         raise ConfigError(f"`hash_runs` are pairs of a first id and a count: {excerpt(line)}")
     return row
-
-
-def excerpt(line: bytes) -> str:
-    """Return the beginning of a line, to find it by."""
-    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace")
-    return shown if len(line) <= EXCERPT_BYTES else f"{shown}..."
 
 
 def infer_block_size(rows: Iterable[Row]) -> int | None:
