@@ -2,7 +2,7 @@
 
     python benchmarks/simulate.py [--quick]
 
-  published    llm-d's shared-prefix benchmark: 8 replicas of Qwen3-32B on two H100 each, 15 stages of 3 to 60 requests
+  published    llm-d's shared-prefix benchmark: 8 replicas of Qwen3-32B on two H100 each, 16 stages of 3 to 60 requests
                a second after a warm-up, as their load generator plays them. Bars: what any engine model must show
                (who collapses and who does not, and in which order); published figures stand beside ours
   hit shares   eight LRU caches on Mooncake's conversation hour, against a plain replay of its block ids
