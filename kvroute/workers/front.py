@@ -28,6 +28,7 @@ Reply = tuple[int, str, bytes]  # status, content type, body
 log = logging.getLogger("kvroute.workers")
 
 BODY_BYTES_MAX = 64 << 20  # of what is passed on; a worker may take less
+DELIVERIES = ("predicted_tokens", "delivered_tokens", "delivered_unpredicted_tokens")
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -71,6 +72,7 @@ class Front:
                 web.post("/admin/undrain", self.to_all),
                 web.post("/admin/policy", self.policy),
                 web.get("/admin/holds", self.merged),
+                web.get("/admin/index", self.merged),
                 web.get("/admin/shadow", self.merged),
                 web.route("*", "/{path:.*}", self.to_one),
             ]
@@ -164,8 +166,7 @@ class Front:
         reports = [msgspec.json.decode(body) for status, _, body in replies if status == 200]
         if not reports:
             return _response(replies[0] if replies else _nobody())
-        merge = holds.merged if request.path == "/admin/holds" else policy.merged
-        return web.json_response(merge(reports))
+        return web.json_response(MERGERS[request.path](reports))
 
     async def to_one(self, request: web.Request) -> web.Response:
         """Pass a request on to one worker."""
@@ -187,6 +188,26 @@ def add_promises(rows: list[dict[str, Any]], others: Iterable[dict[str, Any]]) -
         if other["id"] in here:
             for name, value in other["promised_here"].items():
                 here[other["id"]][name] += value
+
+
+def known_by_all(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return what workers say of the index as one: of an event stream its owner speaks, deliveries are added up."""
+    rows: dict[str, dict[str, Any]] = {}
+    names = []
+    for report in reports:
+        names.append(report["index"])
+        for row in report["replicas"]:
+            known = rows.get(row["replica"])
+            if known is None:
+                rows[row["replica"]] = row
+                continue
+            sums = {name: known[name] + row[name] for name in DELIVERIES}
+            sums["distrusted"] = known["distrusted"] or row["distrusted"]
+            rows[row["replica"]] = (row if row.get("owner") else known) | sums
+    return {"index": names[0], "replicas": list(rows.values())}
+
+
+MERGERS = {"/admin/holds": holds.merged, "/admin/index": known_by_all, "/admin/shadow": policy.merged}
 
 
 class _Pages(Collector):

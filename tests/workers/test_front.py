@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvroute.config import Config
-from kvroute.workers.front import Front, add_promises
+from kvroute.workers.front import Front, add_promises, known_by_all
 from kvroute.workers.process import WorkerProcess
 from kvroute.workers.staff import Post
 
@@ -96,3 +96,19 @@ async def test_another_sites_page_can_change_nothing():
     async with front([]) as (_, client):
         answer = await client.post("/admin/policy", data=b"{}", headers={"Sec-Fetch-Site": "cross-site"})
         assert answer.status == 403
+
+
+def test_what_workers_know_of_the_index():
+    """The owner of a stream speaks for it, whoever is asked first; what was predicted and delivered is added up."""
+
+    def row(replica: str, tokens: int, *, distrusted: bool = False, **more: object) -> dict[str, object]:
+        counts = dict.fromkeys(("predicted_tokens", "delivered_tokens", "delivered_unpredicted_tokens"), tokens)
+        return {"replica": replica, **more, **counts, "distrusted": distrusted}
+
+    owned, heard = {"events": "exact", "owner": True, "batches": 7}, {"events": "exact", "owner": False}
+    one = {"index": "a", "replicas": [row("r0", 1, **owned), row("r1", 10, **heard), row("r2", 100, events="none")]}
+    two = {"index": "a", "replicas": [row("r0", 2, **heard), row("r1", 20, distrusted=True, **owned)]}
+    assert known_by_all([one, two]) == {
+        "index": "a",
+        "replicas": [row("r0", 3, **owned), row("r1", 30, distrusted=True, **owned), row("r2", 100, events="none")],
+    }
