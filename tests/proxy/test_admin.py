@@ -4,6 +4,7 @@ import asyncio
 import re
 
 from kvroute.fake.server import REPLICA
+from kvroute.routing.cost import TERMS
 from tests.proxy.pool import running_pool
 
 
@@ -62,6 +63,7 @@ async def test_page():
         names = re.findall(r'"([a-z-]+)"', re.search(r"Promise\.all\(\[(.*?)\]", page)[1])
         assert {"hit-rate", "replicas", "holds", "index", "shadow", "policy"} == set(names)
         assert {(await pool.admin(f"/admin/{name}"))[0] for name in names} == {200}
+        assert [term for term in TERMS if f"--{term}: #" not in page] == [], "every term of a cost has a colour"
 
 
 async def test_another_sites_page_can_change_nothing():
