@@ -147,7 +147,10 @@ def _hardware(flags: dict[str, Any]) -> list[Any]:
         return [hardware_of({field: flags[flag] for field, flag in own.items() if flags[flag] is not None})]
     if flags["gpu_bandwidth"] is not None or flags["gpu_tflops"] is not None:
         raise ConfigError("--gpu-bandwidth and --gpu-tflops describe a GPU of your own: give its --gpu-memory too")
-    return [gpu(name.strip()) for name in _parts("--gpu", flags["gpus"])]
+    try:
+        return [gpu(name.strip()) for name in _parts("--gpu", flags["gpus"])]
+    except ConfigError as error:
+        raise ConfigError(f"--gpu: {error}, or describe one with --gpu-memory") from None
 
 
 def _wishes(flags: dict[str, Any]) -> Wishes:

@@ -102,7 +102,7 @@ def test_presets_and_gpus_are_listed():
         ([], "MODEL is missing"),
         (["nothing-like-it"], "no preset is named"),
         (["./absent"], "no such file"),
-        (["llama-3.1-8b", "--gpu", "h1000"], "no GPU is named"),
+        (["llama-3.1-8b", "--gpu", "h1000"], "or describe one with --gpu-memory"),
         (["llama-3.1-8b", "--context", "many"], "--context: 'many' is not a whole number"),
         (["llama-3.1-8b", "--context", ","], "--context: from 1 to"),
         (["llama-3.1-8b", "--batch", "0"], "--batch: 0 is out of range"),

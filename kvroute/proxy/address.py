@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -10,9 +11,11 @@ from kvroute.errors import ConfigError
 
 def cannot_listen(error: OSError, host: str, port: int, name: str) -> ConfigError:
     """Say which address cannot be had, and the remedy; `name` is the section of the settings."""
-    return ConfigError(
-        f"`{name}`: cannot listen on {host}:{port}: {_reason(error)}; set another {name}.port, or 0 for any free one"
-    )
+    if error.errno in (errno.EADDRINUSE, errno.EACCES) and not isinstance(error, socket.gaierror):
+        remedy = f"set another {name}.port, or 0 for any free one"
+    else:
+        remedy = f"set {name}.host to an address of this machine, or to 0.0.0.0 for all of them"
+    return ConfigError(f"`{name}`: cannot listen on {host}:{port}: {_reason(error)}; {remedy}")
 
 
 def _reason(error: OSError) -> str:

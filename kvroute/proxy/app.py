@@ -230,7 +230,10 @@ class Service:
         hardware = self.config.hardware
         if hardware.gpu is None:
             return lambda card: None
-        name, count = gpu(hardware.gpu).name, hardware.tensor_parallel  # an unknown name stops the start
+        try:
+            name, count = gpu(hardware.gpu).name, hardware.tensor_parallel
+        except ConfigError as error:
+            raise ConfigError(f"`hardware.gpu`: {error}") from None
         return lambda card: sized(card.root, card.name, name, count)
 
     def _router(self) -> Router:

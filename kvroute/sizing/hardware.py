@@ -89,7 +89,7 @@ def gpu(name: str) -> Hardware:
     """
     found = GPUS.get(name.lower())
     if found is None:
-        raise ConfigError(f"no GPU is named {name!r}; known are {', '.join(GPUS)}, or describe one with --gpu-memory")
+        raise ConfigError(f"no GPU is named {name!r}; known are {', '.join(GPUS)}")
     return found
 
 

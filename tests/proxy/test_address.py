@@ -48,4 +48,10 @@ async def test_the_reason_is_the_systems_own():
         cannot_listen(caught.value, "127.0.0.1", port, "admin")
     )
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert "nowhere:1: Name or service not known; " in str(cannot_listen(unknown, "nowhere", 1, "listen"))
+    assert "nowhere:1: Name or service not known; set listen.host " in str(
+        cannot_listen(unknown, "nowhere", 1, "listen")
+    )
+    elsewhere = OSError(errno.EADDRNOTAVAIL, "asyncio's own words")
+    assert "10.9.9.9:1: Cannot assign requested address; set admin.host to" in str(
+        cannot_listen(elsewhere, "10.9.9.9", 1, "admin")
+    )

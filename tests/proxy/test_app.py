@@ -164,3 +164,10 @@ async def test_tokenizer_that_is_not_there_stops_the_start():
     """A named directory without a tokenizer is refused before anything listens."""
     with pytest.raises(ConfigError, match="tokenizer: /nowhere holds no"):
         await Service(settings(["http://127.0.0.1:9"], tokenizer="/nowhere")).start()
+
+
+async def test_an_unknown_gpu_stops_the_start_by_name():
+    """The setting is named, and the choices are those that it has."""
+    service = Service(settings(["http://127.0.0.1:9"], hardware__gpu="abacus"))
+    with pytest.raises(ConfigError, match=r"^`hardware\.gpu`: no GPU is named 'abacus'; known are h100, "):
+        await service.start()
