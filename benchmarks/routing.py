@@ -63,10 +63,13 @@ STAND_INS = {  # trace: the generator that takes its place
 SMALL_AGENTS = "agent:rate=0.6,sessions=40,turns=14,tools=1500,repository=1000,task=800,output=150,result=500,think=0"
 ROUTED = "agent:turns=24,tools=2000,repository=2000,task=1500,output=250,result=550,think=0"
 ROUTED_SESSIONS = 12  # a replica
-DAY = "day:low=0.1,high=1,span=1200,agent.turns=24,agent.tools=2000,agent.repository=2000,agent.think=4"
+DAY = (
+    "day:low=0.1,high=0.7,span=1200,agent.turns=24,agent.tools=2000,agent.repository=2000,agent.output=250,"
+    "agent.result=550,agent.think=4"
+)
 PHASES = "300,500,700,900"
 BURST, BURST_TOKENS = 64, 8000
-BUSY_PER_S = 30.0  # prompts of 4,000 tokens on eight replicas: 70 % of what they can prefill
+BUSY_PER_S = 30.0  # prompts of 4,000 tokens, answers of 200: 70 % of what eight replicas can serve
 
 Summary = dict[str, float]
 
@@ -124,7 +127,8 @@ class Play:
         self._known: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def whole(self, case: Case, policy: str, *extra: str) -> dict[str, Any]:
-        """Return all that is said of one policy."""
+        """Return all that is said of one policy. Caps on live conversations hold without a bound."""
+        extra = UNBOUNDED if policy.startswith("affinity:") else extra
         arguments = case.command(self.options, policy, extra)
         if arguments not in self._known:
             print(f"$ kvroute simulate {shlex.join(arguments)}", flush=True)
@@ -249,7 +253,7 @@ def prefixes(play: Play) -> Iterator[Figure]:
     cases = [Case(f"shared_prefix_x{rate}", stages, (*SHARED, "--replicas", "8", "--rate", rate)) for rate in RATES]
     rules: Sequence[str] = SEEING
     if play.options.is_quick:
-        short = "shared-prefix:groups=38,fresh=1,output=400,stages=8x30"
+        short = "shared-prefix:groups=38,fresh=1,stages=12x60"
         cases, rules = [Case("shared_prefix", short, (*SHARED, "--replicas", "2"))], QUICK_RULES
     for case in cases:
         one = play.run(case, KVROUTE, *UNBOUNDED)
