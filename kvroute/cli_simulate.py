@@ -64,7 +64,7 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--private", is_flag=True, help="Routers share neither promises nor what they sent.")
 @click.option("--knowledge", type=click.Choice(["exact", "sent", "original"]), default="exact", show_default=True)
 @click.option("--hold", type=SECONDS, default=300.0, show_default=True, help="Longest that kvroute holds; 0 = never.")
-@click.option("--holds", type=click.IntRange(0), help="Most requests held at once; 0 = no bound.  [default: 1000]")
+@click.option("--holds", type=click.IntRange(0), help="Most requests held at once; 0 = no bound.  [default: 10000]")
 @click.option("--ttft-weight", type=FRACTION, help="As routing.ttft_weight.")
 @click.option("--tells-output", is_flag=True, help="Clients state their answers' lengths as max_tokens.")
 @click.option("--event-lag", type=SECONDS, default=0.0, help="Seconds until cache events arrive.")

@@ -82,7 +82,7 @@ class HoldSettings(Settings, frozen=True):
     """How long, and how much, is kept at the router until memory fits."""
 
     enabled: bool = True
-    requests_max: Count = 1000
+    requests_max: Count = 10_000
     bytes_max: Count = 256 << 20
     wait_s: Seconds = 300.0
 

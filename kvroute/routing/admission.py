@@ -60,7 +60,7 @@ BYTES_PER_TOKEN = 4  # of a request whose size was not said
 class AdmissionSettings(Struct, frozen=True, kw_only=True):
     """Bounds of holding."""
 
-    holds_max: int = 1000
+    holds_max: int = 10_000
     hold_bytes_max: int = 256 << 20
     hold_s: float = 300.0
 
