@@ -78,6 +78,8 @@ def body_of(content_type: str, raw: bytes) -> dict[str, Any]:
         body = _decoded(raw)
     except json.JSONDecodeError as problem:
         raise invalid("json_invalid", f"body.{problem.pos}", "JSON decode error", {}, error=problem.msg) from None
+    except RecursionError:
+        raise BadRequest("There was an error parsing the body", kind="Bad Request") from None
     if not isinstance(body, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise invalid("model_attributes_type", "body", message, body)

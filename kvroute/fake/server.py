@@ -136,6 +136,7 @@ async def serve_replica(app: web.Application, host: str = "127.0.0.1", port: int
     runner = web.AppRunner(
         app,
         access_log=None,
+        auto_decompress=False,  # nor does vLLM's server: Content-Encoding means nothing to it
         handler_cancellation=True,  # a client that leaves ends its request
         keepalive_timeout=KEEP_ALIVE_S,
         shutdown_timeout=SHUTDOWN_S,

@@ -81,6 +81,15 @@ async def test_health_and_ping_are_green_and_empty(serve):
             assert (response.status, await response.read()) == (200, b"")
 
 
+async def test_content_encoding_means_nothing(serve):
+    """As to vLLM's own server: a body is read as it came, and what is no JSON then is the client's mistake."""
+    session = await serve()
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    for data, status in ((b'{"prompt": "a", "max_tokens": 1}', 200), (b"\x1f\x8b", 400)):
+        async with session.post("/v1/completions", data=data, headers=headers) as answer:
+            assert answer.status == status
+
+
 async def test_a_request_id_is_kept_or_made(serve):
     """The client's X-Request-Id comes back and names the answer; without one the replica makes one."""
     session = await serve()

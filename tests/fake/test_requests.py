@@ -119,3 +119,11 @@ def test_sampling_that_vllm_refuses_is_refused_in_its_words(field, value, words)
 def test_sampling_at_the_bounds_is_served(fields):
     """So is what is null."""
     assert completion({"prompt": "Hi", **fields}, MODEL).n == 1
+
+
+def test_what_cannot_be_decoded_is_the_clients_mistake():
+    """Also where the decoder itself gives up, for a body nested too deeply."""
+    for raw, words in ((b"{", "JSON decode error"), (b"[" * 100_000, "There was an error parsing the body")):
+        with pytest.raises(BadRequest, match=words) as caught:
+            body_of("application/json", raw)
+        assert caught.value.status == 400
