@@ -50,7 +50,7 @@ UNBOUNDED = ("--hold", "1000000", "--holds", "0")
 BIG = tuple("--model qwen3-32b --hardware 2xh100 --kv-tokens 300000 --block-size 64".split())
 SHARED = tuple("--model qwen3-32b --hardware 2xh100 --kv-tokens 307328 --block-size 64".split())
 SMALL = tuple("--model llama-3.1-8b --hardware h100 --kv-tokens 396272".split())
-SMALL_POOL = tuple("--model llama-3.1-8b --hardware h100 --kv-tokens 60000 --block-size 64 --replicas 2".split())
+SMALL_POOL = tuple("--model llama-3.1-8b --hardware h100 --kv-tokens 150000 --block-size 64 --replicas 2".split())
 RATES = ("0.5", "1", "2")
 SWE = "swe_gemini3_a"
 STAND_INS = {  # trace: the generator that takes its place
@@ -60,7 +60,9 @@ STAND_INS = {  # trace: the generator that takes its place
     ),
     "azure2023_code": "chat:turns=1,system=1,profile=1,question=2047,output=28,sessions=8819",
 }
-SMALL_AGENTS = "agent:rate=0.6,sessions=40,turns=14,tools=1500,repository=1000,task=800,output=150,result=500,think=0"
+SMALL_AGENTS = (
+    "agent:rate=5,sessions=80,turns=20,tools=1000,repository=500,task=1500,output=200,result=1000,think=0,context=24000"
+)
 ROUTED = "agent:turns=24,tools=2000,repository=2000,task=1500,output=250,result=550,think=0"
 ROUTED_SESSIONS = 12  # a replica
 DAY = (
@@ -204,7 +206,7 @@ def calm(play: Play) -> Iterator[Figure]:
 def thrashing(play: Play) -> Iterator[Figure]:
     """Agents that pause for nothing but their own answers, and agents that do pause."""
     if play.options.is_quick:
-        yield from thrashed(play, Case("agents", SMALL_AGENTS, SMALL_POOL), 1.5, (*QUICK_RULES, "affinity:6"))
+        yield from thrashed(play, Case("agents", SMALL_AGENTS, SMALL_POOL), 1.5, (*QUICK_RULES, "affinity:8"))
         return
     rules = (*SEEING, *CAPS)
     for starts, least in (("0.5", 1.35), ("0.65", 1.5), ("0.8", 1.5), ("1.0", 1.5)):
@@ -222,9 +224,14 @@ def thrashing(play: Play) -> Iterator[Figure]:
 
 
 def thrashed(play: Play, case: Case, least: float, rules: Sequence[str]) -> Iterator[Figure]:
-    """Yield what is asked where caches are too small for all that live."""
+    """Yield what is asked where caches are too small for all that live.
+
+    Bars are on the best rule, a cap on live conversations that is right for this very traffic included; figures without
+    such caps stand beside them.
+    """
     one, title = play.run(case, KVROUTE, *UNBOUNDED), play.title(case)
     bounded = play.run(case, KVROUTE)
+    published_rules = [rule for rule in rules if ":" not in rule]
     for name, key, bar in (
         ("run_mean", "conversation_mean_s", 0.5),
         ("run_p90", "conversation_p90_s", 1.0),
@@ -234,9 +241,10 @@ def thrashed(play: Play, case: Case, least: float, rules: Sequence[str]) -> Iter
         ("first_token_mean", "ttft_mean_s", 0.5),
     ):
         yield ratio(f"2_{title}_{name}", one[key], play.best(case, rules, key), at_most=bar)
+        yield ratio(f"2_{title}_{name}_without_caps", one[key], play.best(case, published_rules, key))
     best = play.best(case, rules, "output_tokens_s", most=True)
-    published = play.best(case, [rule for rule in rules if ":" not in rule], "output_tokens_s", most=True)
-    preempted = play.best(case, [rule for rule in rules if ":" not in rule], "preemptions")
+    published = play.best(case, published_rules, "output_tokens_s", most=True)
+    preempted = play.best(case, published_rules, "preemptions")
     yield ratio(f"2_{title}_tokens_s", one["output_tokens_s"], best, at_least=least)
     yield ratio(f"2_{title}_tokens_s_without_caps", one["output_tokens_s"], published)
     yield Figure(f"2_{title}_hits", one["hit_share"], "", at_least=0.9)
