@@ -203,7 +203,8 @@ def _show(console: Console, reports: dict[str, dict[str, Any]], url: str, admin:
     console.print(table)
     if generated := reports["kvroute"]["windows"]["all"]["total"]["generated_tokens"]:
         console.print(
-            f"[dim]of kvroute's delivered tokens {generated:,} are of earlier answers, beyond what was reachable[/dim]"
+            f"[dim]of kvroute's delivered tokens {generated:,} are of earlier answers, beyond what was reachable[/dim]",
+            soft_wrap=True,
         )
     console.print(f"hit rate {reports['kvroute']['windows']['all']['total']['hit_rate']:.3f}")
     console.print(f"endpoint  {url}/v1/chat/completions", soft_wrap=True)

@@ -14,7 +14,7 @@ def cannot_listen(error: OSError, host: str, port: int, name: str) -> ConfigErro
     if error.errno in (errno.EADDRINUSE, errno.EACCES) and not isinstance(error, socket.gaierror):
         remedy = f"set another {name}.port, or 0 for any free one"
     else:
-        remedy = f"set {name}.host to an address of this machine, or to 0.0.0.0 for all of them"
+        remedy = f"set {name}.host to an address of this machine"
     return ConfigError(f"`{name}`: cannot listen on {host}:{port}: {_reason(error)}; {remedy}")
 
 
