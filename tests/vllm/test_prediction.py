@@ -36,8 +36,6 @@ def kind_of(call: Call) -> str:
     blocks = (call.cached_tokens - call.predicted_tokens) / BLOCK_SIZE
     if blocks == 0:
         return "as predicted"
-    if blocks == 1:
-        return "one block more: the answer's last block, which the router cannot vouch for"
-    if blocks > 1:
-        return "several blocks more: an answer whose text does not give its tokens back"
+    if blocks > 0:
+        return "more: of an answer whose text does not give its tokens back, and whose events the next turn overtook"
     return "less: a block that the router believed to be held was not"
