@@ -111,10 +111,10 @@ class Upkeep:
 
     def _pause_s(self) -> float:
         pause_s = BEHIND_ROUND_S if self._is_behind else BUSY_ROUND_S if self.is_busy else IDLE_ROUND_S
-        until_beat_s = (
-            min((s.next_beat_s for s in self._shards()), default=math.inf) - asyncio.get_running_loop().time()
-        )
-        return max(BEHIND_ROUND_S, min(pause_s, until_beat_s))
+        if not self._link.is_up:
+            return pause_s
+        next_beat_s = min((shard.next_beat_s for shard in self._shards()), default=math.inf)
+        return max(BEHIND_ROUND_S, min(pause_s, next_beat_s - asyncio.get_running_loop().time()))
 
     async def once(self) -> None:
         """Do one round, as far as Redis allows."""

@@ -252,7 +252,7 @@ class EngineHashes:
         """Count a copy of each block, of a report where there is none; put those that are new below their parent."""
         key = self._column(event.group, tier_of(event.medium))
         tree, blocks, column, tier = self.tree, self._blocks, self._columns[key], key[1]
-        is_shared, stored = self._is_shared(tier), 0
+        is_shared, is_report, stored = self._is_shared(tier), event.is_report, 0
         for number, name in enumerate(event.hashes):
             block = blocks.get(name)
             if block is None:
@@ -265,7 +265,7 @@ class EngineHashes:
                 self._confirm(block)
                 if copies:  # perhaps the copy that was known is gone, and this is another one
                     continue
-            if copies >= COPIES_MAX or (event.is_report and copies):
+            if copies >= COPIES_MAX or (is_report and copies):
                 continue
             column[block] = copies + 1
             stored += 1
@@ -273,7 +273,7 @@ class EngineHashes:
                 tree.hold(block, tree.held(block) | 1 << tier)
         if column is self._gpu_column():
             self._copies += stored
-        for twin in reversed(own) if event.is_report else ():
+        for twin in reversed(own) if is_report else ():
             self._forget_learnt(twin, is_gone=False)
 
     def _remove(self, event: BlocksRemoved) -> None:
@@ -297,7 +297,8 @@ class EngineHashes:
             column[block] = copies - 1
             self._copies -= is_gpu
             if copies == 1:
-                self._forget_learnt(tree.own(block), is_gone=True)
+                if self._learnt:
+                    self._forget_learnt(tree.own(block), is_gone=True)
                 held = tree.held(block) & ~tier_bit
                 tree.hold(block, held)
                 if not held:
@@ -307,7 +308,7 @@ class EngineHashes:
 
     def _forget_learnt(self, own: int, *, is_gone: bool) -> None:
         """An engine has told, by its own name, of a block that deliveries had taught, too."""
-        for block in self._suspects.named(own) if self._learnt else ():
+        for block in self._suspects.named(own):
             if block in self._learnt and (is_gone or not self.tree.has_children(block)):
                 self._give_up(block)
 
