@@ -135,7 +135,8 @@ class Play:
         if arguments not in self._known:
             print(f"$ kvroute simulate {shlex.join(arguments)}", flush=True)
             if self.options.only_says:
-                return {"summary": {key: {"mean": 1.0} for key in SHOWN}, "phases": []}
+                self._known[arguments] = {"summary": {key: {"mean": 1.0} for key in SHOWN}, "phases": []}
+                return self._known[arguments]
             command = [sys.executable, "-m", "kvroute", "simulate", *arguments, "--json"]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE)
             ((_, self._known[arguments]),) = json.loads(done.stdout)["policies"].items()
@@ -358,7 +359,8 @@ def main() -> int:
     seeds = given.seeds or (1 if given.quick else 5)
     play = Play(Options(given.quick, seeds, traces, given.say))
     points = given.points.split(",") if given.points else list(POINTS)[: 3 if given.quick else None]
-    return conclude([figure for point in points for figure in POINTS[point](play)])
+    figures = [figure for point in points for figure in POINTS[point](play)]
+    return 0 if given.say else conclude(figures)
 
 
 if __name__ == "__main__":
