@@ -5,7 +5,7 @@
 Every term is a pure function `(view, work, rates) -> seconds`: of what was promised to the replica, what the request
 asks of it, and how fast it is. Terms know no policy and no other replica; they are estimates that only have to rank.
 
-    wait      until the prompts ahead are computed and there is room to begin
+    wait      until the step under way has ended, the prompts ahead are computed, and there is room to begin
     copy      of prefix blocks that lie there on a lower tier
     prefill   of what it does not hold, attention's quadratic part included
     delay     what those wait longer who will come while it is computed
@@ -94,8 +94,13 @@ def kv_tokens(view: View, work: Work) -> float:
 
 
 def wait_s(view: View, work: Work, rates: Rates) -> float:
-    """Time until the prompts ahead are computed and there is room to begin."""
-    return view.pending_prefill_tokens * rates.token_s + room_s(view, work, rates)
+    """Time until the step that runs has ended, the prompts ahead are computed, and there is room to begin."""
+    return view.pending_prefill_tokens * rates.token_s + step_s(view, rates) + room_s(view, work, rates)
+
+
+def step_s(view: View, rates: Rates) -> float:
+    """Time of a step of those that run there: nothing begins before it has ended, and prompts share one with it."""
+    return rates.step_at(view.running, view.kv_tokens) if view.running else 0.0
 
 
 def room_s(view: View, work: Work, rates: Rates) -> float:
@@ -219,6 +224,7 @@ def total_s(view: View, work: Work, rates: Rates, ttft_weight: float) -> float:
     total = view.pending_prefill_tokens * rates.token_s + rates.fixed_s + prefill * (1.0 + view.busy)
     total += rest * answer_s * (1.0 + by_sequence * sequences + by_token * (kv + prompt_tokens))
     if view.running:
+        total += rates.step_s * (1.0 + by_sequence * view.running + by_token * kv)
         total += rest * view.running * (prefill + answer_s * (by_sequence * work.sequences + by_token * prompt_tokens))
     if work.copy_tokens or work.loads_adapter:
         total += copy_s(view, work, rates) + adapter_s(view, work, rates)

@@ -28,7 +28,7 @@ from kvroute.routing.replica import ReplicaId
 REPLICAS_MIN = 64  # fewer are all priced
 GROUP = 32
 ROUNDING = 1.0 - 1e-9  # of sums in another order: a bound may lie so little above the price
-Row = tuple[float, float, float, float, float, float]
+Row = tuple[float, float, float, float, float, float, float]
 
 
 class Asked(Struct, frozen=True):
@@ -36,6 +36,7 @@ class Asked(Struct, frozen=True):
 
     fixed_s: float
     token_s: float
+    step_s: float
     compute_tokens: float
     stall_tokens: float  # the same, by what the stall of others counts
     new_tokens: float
@@ -44,13 +45,16 @@ class Asked(Struct, frozen=True):
 
     def at_least_s(self, rows: Sequence[Row]) -> list[float]:
         """Return the seconds that each row cannot undercut."""
-        token_s, fixed_s, decode_s, growth = self.token_s, self.fixed_s, self.decode_s, self.growth
+        token_s, step_s, fixed_s, decode_s, growth = (
+            self.token_s, self.step_s, self.fixed_s, self.decode_s, self.growth,
+        )  # fmt: skip
         compute, stall, new = self.compute_tokens, self.stall_tokens, self.new_tokens
         return [
             fixed_s
+            + step_s * under_way
             + token_s * (pending + compute * prefill + stall * running + new * evicted)
             + decode_s * (step + growth * steps)
-            for pending, prefill, running, evicted, step, steps in rows
+            for under_way, pending, prefill, running, evicted, step, steps in rows
         ]
 
 
@@ -60,6 +64,7 @@ def asked_of(work: Work, rates: Rates, ttft_weight: float) -> Asked:
     return Asked(
         fixed_s=rates.fixed_s,
         token_s=rates.token_s,
+        step_s=rates.step_s,
         compute_tokens=work.compute_tokens,
         stall_tokens=rest * work.compute_tokens,
         new_tokens=work.new_tokens,
@@ -74,6 +79,7 @@ def row_of(member: Member, published: Rates) -> Row:
     prefill, step = rates.token_s / published.token_s, rates.step_s / published.step_s
     is_full = view.capacity_tokens is not None and view.filled_tokens >= view.capacity_tokens > 0
     return (
+        step * (1.0 + rates.growth_at(view.running, view.kv_tokens)) if view.running else 0.0,
         view.pending_prefill_tokens * prefill,
         prefill * (1.0 + view.busy),
         view.running * prefill,
@@ -95,7 +101,7 @@ class Group:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
-        self.rows: list[Row] = [(0.0,) * 6] * len(members)
+        self.rows: list[Row] = [(0.0,) * 7] * len(members)
         self.least: Row = self.rows[0]
         self.turns = [(0, 0, 0)] * len(members)
         self.turn = (0, 0, 0)  # the least of them
@@ -109,8 +115,8 @@ class Group:
             self.rows[at] = row_of(self.members[at], published)
             self.turns[at] = turn_of(self.members[at])
         self.changed.clear()
-        pending, prefill, running, evicted, step, steps = map(min, zip(*self.rows, strict=True))
-        self.least = (pending, prefill, running, evicted, step, steps)
+        under_way, pending, prefill, running, evicted, step, steps = map(min, zip(*self.rows, strict=True))
+        self.least = (under_way, pending, prefill, running, evicted, step, steps)
         self.turn = min(self.turns)
 
 
