@@ -183,6 +183,7 @@ class EventSettings(Settings, frozen=True):
     replay_endpoint: str | None = None
     topic: str = ""
     engines_dial: bool = False
+    reports: bool = True
 
     def __post_init__(self) -> None:
         for name in ("endpoint", "replay_endpoint"):

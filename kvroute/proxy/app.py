@@ -224,6 +224,7 @@ class Service:
             replay_endpoint=events.replay_endpoint,
             topic=events.topic,
             engines_dial=events.engines_dial,
+            reports=events.reports,
         )
 
     def _sizer(self) -> Callable[[ModelCard], Sized | None]:

@@ -102,6 +102,7 @@ class Feeds:
         self.followers = Followers(index, events or EventSettings(is_wanted=False))
         self.honesty = honesty or Honesty()
         self.reporter = Reporter()
+        self._asks_reports = events is not None and events.reports
         self._fleet = fleet
         self._index = index
         self._catalogue = catalogue
@@ -205,7 +206,7 @@ class Feeds:
 
     def report(self, replica: Replica, path: str, body: bytes) -> None:
         """Have a replica that events were lost of tell again what a request found there."""
-        for watcher in self._watchers:
+        for watcher in self._watchers if self._asks_reports else ():
             if replica.id in watcher.known:
                 self.reporter.ask(watcher.client, replica, path, body)
 

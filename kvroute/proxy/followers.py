@@ -43,6 +43,7 @@ class EventSettings(Struct, frozen=True, kw_only=True):
     replay_endpoint: str | None = None
     topic: str = ""
     engines_dial: bool = False
+    reports: bool = True  # after losses, ask engines to tell again what requests find
 
 
 class FollowerStats(Struct):

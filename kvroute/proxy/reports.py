@@ -85,9 +85,10 @@ class Reporter:
                 answer = await client.answered("POST", path, body=probe, headers=headers)
                 if answer.status != 200:
                     log.debug("%s answered %s to a question about its cache", replica.id, answer.status)
-            await asyncio.sleep(PAUSE_S)
         except ReplicaFailed as error:
             log.debug("%s was not asked about its cache: %s", replica.id, error)
+            self._recent.pop((replica.id, xxh3_64_intdigest(body)), None)  # it may be asked the same again
+        await asyncio.sleep(PAUSE_S)
 
 
 def names_sessions(body: bytes) -> bool:

@@ -101,6 +101,19 @@ async def test_an_old_release_is_not_asked():
         await reporter.close()
 
 
+async def test_what_broke_off_is_asked_again():
+    """A question that got no answer is none that was asked."""
+    one = Asked()
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, replica = Reporter(), Replica(id=ReplicaId(url), url=url)
+        dead, client = ReplicaClient(session, "http://127.0.0.1:1", None, 5.0), ReplicaClient(session, url, None, 5.0)
+        reporter.ask(dead, replica, "/v1/completions", b"{}")
+        await until(lambda: not reporter._tasks)
+        reporter.ask(client, replica, "/v1/completions", b"{}")
+        await until(lambda: len(one.bodies) == 1)
+        await reporter.close()
+
+
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 async def test_after_lost_events_what_is_used_is_certain_again(kind):
     """Batches are lost for good: what requests find after that is named by the engine, nothing of it stays in doubt,
