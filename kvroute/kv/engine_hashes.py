@@ -206,7 +206,7 @@ class EngineHashes:
         if not event.token_ids or event.block_size <= 0:
             counters.placeholders += len(hashes)
             return
-        if self.block_size is None:
+        if self.block_size is None and len(event.token_ids) == len(hashes) * event.block_size * TOKEN_BYTES:
             self.block_size = event.block_size
         if event.block_size != self.block_size or len(event.token_ids) != len(hashes) * self.block_size * TOKEN_BYTES:
             counters.mismatches += len(hashes)
@@ -346,6 +346,7 @@ class EngineHashes:
         for key in [key for key in self._columns if key[0] == group]:
             del self._columns[key]
             self._hold_whole(key[1])
+        self._copies = sum(self._gpu_column())
 
     def _hold_whole(self, tier: int) -> None:
         """The groups of a tier have changed: look again which blocks all of them have."""
@@ -469,8 +470,11 @@ class EngineHashes:
         fresh._sparse = set(packed.sparse_groups)
         for number, window, group_block_size, copies in packed.sparse_copies:
             fresh.ends.groups[number] = SparseGroup(window, group_block_size, copies)
-        fresh._rebuild(packed)
-        fresh.changes()
+        try:
+            fresh._rebuild(packed)
+            fresh.changes()
+        except (IndexError, OverflowError) as error:
+            raise ValueError(f"numbers that fit no block: {error}") from None
         return fresh
 
     def _rebuild(self, packed: Packed) -> None:

@@ -159,6 +159,10 @@ _as_any = msgspec.msgpack.Decoder(_AnyBatch).decode
 _KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
+def _is_known(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _KINDS  # of another type it may have no hash
+
+
 def decode_batch(payload: bytes) -> EventBatch:
     """Read one batch, whichever release of vLLM wrote it.
 
@@ -183,9 +187,9 @@ def _decoded(payload: bytes) -> tuple[_ArrayBatch | _MapBatch, int]:
         loose = _as_any(payload)
     typed: list[Any] = []
     for event in loose.events:
-        if isinstance(event, dict) and event.get("type") in _KINDS:
+        if isinstance(event, dict) and _is_known(event.get("type")):
             typed.append(msgspec.convert(event, _Maps))
-        elif isinstance(event, list) and event and event[0] in _KINDS:
+        elif isinstance(event, list) and event and _is_known(event[0]):
             typed.append(msgspec.convert(event, _Arrays))
         elif not isinstance(event, dict | list):
             raise MalformedBatch(f"an event that is a {type(event).__name__}")

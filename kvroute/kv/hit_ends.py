@@ -30,6 +30,8 @@ ENDS = len(TIERS)  # stands for ends among the tiers of changes
 WINDOWED = frozenset({"sliding_window", "sliding_window_mla"})
 STATES = frozenset({None, "mamba"})  # kinds of groups that need their last block
 
+RUN_MAX = (1 << 32) - 1  # blocks: more than any cache has
+
 
 class SparseGroup:
     """One sparse group: its copies by the engine's name, and how many blocks in a row it has up to each."""
@@ -38,7 +40,7 @@ class SparseGroup:
         self.window = window  # tokens; None: the last block alone is needed
         self.block_size = block_size
         self.copies = copies or {}
-        self.runs = array("H")  # by number in the tree, in blocks of this group
+        self.runs = array("I")  # by number in the tree, in blocks of this group
 
     def step(self, block_size: int) -> int:
         """Return how many of the tree's blocks go into one of this group's."""
@@ -48,7 +50,7 @@ class SparseGroup:
         """Return how long a run a hit needs."""
         if self.window is None:
             return 1
-        return max(1, -(-(self.window - 1) // max(self.block_size, block_size)))
+        return min(max(1, -(-(self.window - 1) // max(self.block_size, block_size))), RUN_MAX)
 
 
 class HitEnds:
@@ -129,7 +131,7 @@ class HitEnds:
         """Bring the ends in line with the copies. `names` are the engine's, by number in the tree."""
         self._is_end.extend(bytes(max(0, len(names) - len(self._is_end))))
         for group in self.groups.values():
-            group.runs.frombytes(bytes(2 * max(0, len(names) - len(group.runs))))
+            group.runs.frombytes(bytes(group.runs.itemsize * max(0, len(names) - len(group.runs))))
         while self._unsettled:
             block = self._unsettled.popitem(last=False)[0]
             is_end = True

@@ -83,7 +83,7 @@ class Promised:
         self._old = self._young if is_recent else empty
         self._ends = (set(), self._ends[0] if is_recent else set())
         self._young = Residency(self._young.capacity_blocks) if is_recent or len(self._young) else self._young
-        self._turn_s = now_s + LIFE_S / 2
+        self._turn_s = (self._turn_s if is_recent else now_s) + LIFE_S / 2  # however late somebody asks
 
 
 def _last_block(chain: bytes, blocks: int | None = None) -> bytes:

@@ -452,3 +452,21 @@ def test_sparse_groups_report_what_they_have_not():
     known = table(stored([1, 2], None, [5, 6], 1), stored([2], 1, [6], 1, **window))
     tell(known, stored([1, 2], None, [5, 6], 1, **window, **REPORT))
     assert [known.reusable(one) for one in (chain(5), chain(5, 6))] == [0, 2]
+
+
+def test_a_block_size_that_does_not_fit_is_not_learnt():
+    """The first event says one size and has tokens of another: the size is learnt of the next that is sound."""
+    known = EngineHashes(MODEL, 100)
+    known.apply(decode_batch(encoded([stored([5], None, [1, 2, 3], 999)])))
+    known.apply(decode_batch(encoded([stored([6], None, [1] * 16, 16)])))
+    assert (known.block_size, len(known)) == (16, 1)
+
+
+def test_a_window_wider_than_any_cache():
+    """A window that no run of blocks can fill ends no feed."""
+    known = EngineHashes(MODEL, 100)
+    full = stored([1], None, [1] * 16, 16, group_idx=0, kv_cache_spec_kind="full_attention")
+    wide = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 1 << 40}
+    known.apply(decode_batch(encoded([full, stored([1], None, [1] * 16, 16, group_idx=1, **wide)])))
+    known.changes()
+    assert len(EngineHashes.unpack(known.pack(), MODEL, 100)) == 1

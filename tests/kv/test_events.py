@@ -75,6 +75,16 @@ def test_neighbouring_removals_become_one():
     assert [getattr(event, "hashes", None) for event in found] == [[1, 2], [3], [4], None, [5]]
 
 
+@pytest.mark.parametrize("kind", [["x"], {}, 7, None, b"BlockStored"])
+def test_a_kind_of_another_type_is_skipped(kind):
+    """What stands where a kind should may be anything: it is counted, and the rest is read."""
+    for odd, release in (([kind, 1], 23), ({"type": kind}, 32)):
+        batch = msgspec.msgpack.decode(encoded([removed(1)], release))
+        batch[1].append(odd)
+        found = decode_batch(msgspec.msgpack.encode(batch))
+        assert ([event.hashes for event in found.events], found.ignored) == ([[1]], 1)
+
+
 @pytest.mark.parametrize("known", [stored([1], None, [5], 1), removed(1)])
 @pytest.mark.parametrize("release", [23, 32])
 def test_the_future_is_skipped(known, release):

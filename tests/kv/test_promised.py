@@ -100,3 +100,11 @@ def test_promises_are_bounded():
     for token in range(10):
         promised.record(chain(token, 1), 0.0)
     assert sum(promised.held(chain(token, 1), 0.1) for token in range(10)) == 4
+
+
+def test_a_promise_ends_in_time_however_late_somebody_asks():
+    """A generation that was looked at late is not older for it: nothing counts for longer than its life."""
+    promised = Promised(10)
+    promised.record(chain(1), 100.0)
+    assert promised.held(chain(1), 100.0 + LIFE_S - 0.1) == 1
+    assert promised.held(chain(1), 100.0 + LIFE_S + 1.8) == 0
