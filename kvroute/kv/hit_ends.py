@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvroute.kv.block_tree import ROOT, TIERS, BlockTree, cell_at
 from kvroute.kv.events import EngineHash
@@ -199,10 +199,11 @@ class HitEnds:
             self._changes[cell] = is_end
 
 
-def _below(tree: BlockTree, block: int, levels: int) -> Iterator[int]:
-    """Yield the blocks so many levels below one."""
-    if levels == 1:
-        yield from tree.below(block)
-        return
-    for child in tree.below(block):
-        yield from _below(tree, child, levels - 1)
+def _below(tree: BlockTree, block: int, levels: int) -> Iterable[int]:
+    """Return the blocks so many levels below one."""
+    found = [block]
+    for _ in range(levels):
+        found = [child for one in found for child in tree.below(one)]
+        if not found:
+            break
+    return found

@@ -470,3 +470,15 @@ def test_a_window_wider_than_any_cache():
     known.apply(decode_batch(encoded([full, stored([1], None, [1] * 16, 16, group_idx=1, **wide)])))
     known.changes()
     assert len(EngineHashes.unpack(known.pack(), MODEL, 100)) == 1
+
+
+def test_a_group_with_blocks_of_thousands_of_ours():
+    """However many blocks of ours go into one of a sparse group's, its ends are worked out without recursion."""
+    known, count = EngineHashes(MODEL, 10_000), 2_500
+    full = stored(
+        list(range(1, count + 1)), None, [1] * 16 * count, 16, group_idx=0, kv_cache_spec_kind="full_attention"
+    )
+    state = stored([1_200], None, [1] * 16 * 1_200, 16 * 1_200, group_idx=1, kv_cache_spec_kind="mamba")
+    known.apply(decode_batch(encoded([full, state])))
+    known.changes()
+    assert len(known) == count
