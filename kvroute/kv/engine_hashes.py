@@ -468,13 +468,9 @@ class EngineHashes:
         packed = engine_snapshot.read(data)
         fresh = cls(model, capacity_blocks, packed.block_size)
         fresh._sparse = set(packed.sparse_groups)
-        for number, window, group_block_size, copies in packed.sparse_copies:
-            fresh.ends.groups[number] = SparseGroup(window, group_block_size, copies)
-        try:
-            fresh._rebuild(packed)
-            fresh.changes()
-        except (IndexError, OverflowError) as error:
-            raise ValueError(f"numbers that fit no block: {error}") from None
+        fresh.ends.groups |= {number: SparseGroup(w, size, held) for number, w, size, held in packed.sparse_copies}
+        fresh._rebuild(packed)
+        fresh.changes()
         return fresh
 
     def _rebuild(self, packed: Packed) -> None:

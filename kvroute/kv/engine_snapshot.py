@@ -55,4 +55,8 @@ def read(data: bytes) -> Packed:
         raise ValueError("a tier that is not known")
     if any(not -1 <= parent < at for at, parent in enumerate(packed.parent_numbers())):
         raise ValueError("a block without its parent")
+    if len(set(packed.hashes)) != count or (packed.block_size or 1) < 1:
+        raise ValueError("a name that stands for two blocks, or a block without tokens")
+    if any(not 0 <= at < count for at in (*packed.opaque, *packed.suspects, *packed.learnt)):
+        raise ValueError("a number that is no block's")
     return packed

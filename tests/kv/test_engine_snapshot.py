@@ -41,6 +41,10 @@ def test_what_is_no_snapshot_is_refused(data):
         (4, b"", "parts of"),
         (5, b"\xff\xff\xff\xff\x01\x00\x00\x00", "without its parent"),
         (7, [(0, 9, b"\x01\x00\x01\x00")], "tier"),
+        (3, [1, 1], "two blocks"),
+        (6, [2], "no block's"),
+        (8, [7], "no block's"),
+        (9, [-1], "no block's"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(at, value, why):
