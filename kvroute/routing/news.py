@@ -26,6 +26,4 @@ class News(Struct, frozen=True, array_like=True):
     mark: int
     tip: int
     replica: str  # where its turn runs; "" = it has ended
-    output_tokens: (
-        float  # that the turn is expected to add; of one that has ended, what it added; -1 = it came to nothing
-    )
+    output_tokens: float  # that the turn will probably add; of one that has ended, what it added; -1 = it was in vain

@@ -153,19 +153,17 @@ async def test_what_is_told_is_heard_once_by_all_others():
             async with ledger(redis.url, name, "c") as c:
                 await until(lambda: c.stats.routers == 3)
                 b.tell(b"new")
-                late: list[bytes] = []
+                assert await first_heard(c) == [b"new"]
+            assert await first_heard(a) == [b"new"]
 
-                def it_came() -> bool:
-                    late.extend(c.heard())
-                    return bool(late)
 
-                await until(it_came)
-                assert late == [b"new"]
-            own: list[bytes] = []
+async def first_heard(one: SharedLedger) -> list[bytes]:
+    """Wait until a router hears something, and return it."""
+    heard: list[bytes] = []
 
-            def a_heard() -> bool:
-                own.extend(a.heard())
-                return bool(own)
+    def it_came() -> bool:
+        heard.extend(one.heard())
+        return bool(heard)
 
-            await until(a_heard)
-            assert own == [b"new"]
+    await until(it_came)
+    return heard
