@@ -141,8 +141,13 @@ class EventFeed:
             return
         self.counters.batches += 1
         self.is_speaking, self.is_silent = True, False
-        self.table.apply(batch)
-        self.changed()
+        try:
+            self.table.apply(batch)
+        except Exception:
+            self.table.clear()  # it may have taken in half of it
+            raise
+        finally:
+            self.changed()
 
     def new_life(self) -> None:
         """The engine restarted: its cache is empty."""

@@ -51,7 +51,7 @@ class BlockTree:
         self.cells: tuple[dict[int, int], ...] = tuple({} for _ in TIERS)  # cell -> reached blocks with it
         self._own = array("Q")  # our chained hash; of an opaque block anything
         self._cell = array("Q")
-        self._depth = bytearray()  # modulo GROUP_BLOCKS
+        self._depth = array("I")  # blocks above
         self._parent = array("i")
         self._child = array("i")  # first one, ROOT = none
         self._next = array("i")  # sibling
@@ -77,10 +77,7 @@ class BlockTree:
 
     def depth(self, block: int) -> int:
         """Return how many blocks a chain has that ends with this one."""
-        depth = 0
-        while block >= 0:
-            block, depth = self._parent[block], depth + 1
-        return depth
+        return self._depth[block] + 1
 
     def held(self, block: int) -> int:
         """Return the tiers that hold a block, as a mask."""
@@ -109,8 +106,8 @@ class BlockTree:
         """Put a block below another, held nowhere yet; return its number, which is the lowest that is free."""
         depth, bucket = 0, own
         if parent >= 0:
-            depth = (self._depth[parent] + 1) % GROUP_BLOCKS
-            bucket = self._cell[parent] if depth else own
+            depth = self._depth[parent] + 1
+            bucket = self._cell[parent] if depth % GROUP_BLOCKS else own
         cell = (own << 16 & MASK_64) | (bucket & 0xFFFF)
         if not self._free:
             self._lengthen()
@@ -163,11 +160,11 @@ class BlockTree:
     def _lengthen(self) -> None:
         start = len(self._own)
         count = max(256, start // 8)
-        for numbers in (self._own, self._cell):
+        for numbers in (self._own, self._cell, self._depth):
             numbers.extend([0] * count)
         for links in (self._parent, self._child, self._next, self._previous):
             links.extend([ROOT] * count)
-        for flags in (self._depth, self._held, self._reach):
+        for flags in (self._held, self._reach):
             flags.extend(bytes(count))
         self._free.extend(range(start + count - 1, start - 1, -1))
 

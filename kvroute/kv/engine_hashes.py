@@ -27,12 +27,20 @@ from collections.abc import Iterable
 import msgspec
 
 from kvroute.kv import engine_snapshot
+from kvroute.kv.block_copies import COPIES_MAX, BlockCopies
 from kvroute.kv.block_tree import OPAQUE, ROOT, TIERS, BlockTree, cell_at
 from kvroute.kv.cells import Changes, changes_of, pack_cells
 from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, extend, hashes_of, root_of
 from kvroute.kv.engine_snapshot import VERSION, Packed
-from kvroute.kv.event_keys import is_sparse, read_keys, tier_of
-from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, EventCounters
+from kvroute.kv.event_keys import GROUPS_MAX, is_sparse, read_keys, tier_of
+from kvroute.kv.events import (
+    ENGINE_HASH_BYTES_MAX,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    EventBatch,
+    EventCounters,
+)
 from kvroute.kv.hit_ends import ENDS, HitEnds, SparseGroup
 from kvroute.kv.suspects import Suspects
 
@@ -40,9 +48,8 @@ SUSPECT_DELIVERIES = 50
 BLOCKS_PER_CAPACITY = 16  # blocks remembered at most, lower tiers and placeholders included, per block of GPU cache
 BLOCKS_SPARE = 4096
 ROOTS_MAX = 1024
-COPIES_MAX = 65_535
-
-_Column = tuple[int | None, int]  # group, tier
+_GPU = 1  # among tiers that are a mask
+_LEARNT = bytes(ENGINE_HASH_BYTES_MAX)  # before our own hash: no engine's is so long
 
 
 class EngineHashes:
@@ -57,13 +64,12 @@ class EngineHashes:
         self._model = model
         self._blocks: dict[EngineHash, int] = {}
         self._names: list[EngineHash] = []  # by block
-        self._columns: dict[_Column, array[int]] = {}
+        self._copies = BlockCopies()
         self._sparse: set[int] = set()
         self._roots: dict[tuple[str | None, str | None], Root] = {}
         self._suspects = Suspects()
         self._learnt: set[int] = set()  # of the suspects, those that only deliveries told of
         self._is_incomplete = False  # events of this life were lost
-        self._copies = 0  # on the GPU, in the first of its groups
 
     def __len__(self) -> int:
         """Blocks that are remembered, wherever they lie."""
@@ -93,7 +99,7 @@ class EngineHashes:
                 self._remove(event)
             else:
                 self.clear()
-        if self._suspects and self._copies > self.capacity_blocks:
+        if self._suspects and self._copies.on_gpu > self.capacity_blocks:
             self._age()
 
     def clear(self) -> None:
@@ -105,8 +111,8 @@ class EngineHashes:
         for tier, changes in enumerate(self.tree.changes):
             changes.update(old.changes[tier])
             changes.update(dict.fromkeys(old.cells[tier], False))
-        self._blocks, self._names, self._columns = {}, [], {}
-        self._suspects, self._learnt, self._copies = Suspects(), set(), 0
+        self._blocks, self._names, self._copies = {}, [], BlockCopies()
+        self._suspects, self._learnt = Suspects(), set()
         self._is_incomplete = False
         self.ends.forget()
 
@@ -135,8 +141,7 @@ class EngineHashes:
 
     def suspect(self) -> None:
         """Note that events were lost: every block may be gone, and no count of copies can be trusted."""
-        for key, column in self._columns.items():
-            self._columns[key] = array("H", map(bool, column))
+        self._copies.flatten()
         self._is_incomplete = True
         self.ends.forget()
         self._suspects = Suspects()
@@ -144,7 +149,6 @@ class EngineHashes:
             if self.tree.held(block):
                 self._suspect(block)
         self.counters.suspected += len(self._suspects)
-        self._copies = sum(map(bool, self._gpu_column()))
 
     def delivered(self, chain: PrefixChain, held_blocks: int) -> None:
         """Note that a request found the first `held_blocks` blocks of its chain in the cache, and not the next one."""
@@ -155,7 +159,7 @@ class EngineHashes:
         ending = self._suspects.named(hashes[held_blocks - 1]) if held_blocks else []
         for own in hashes[:held_blocks]:
             for block in self._suspects.named(own):
-                self._confirm(block)
+                self._vouch(block)
         if held_blocks < len(hashes):
             for block in self._suspects.named(hashes[held_blocks]):
                 self._give_up(block)
@@ -173,11 +177,11 @@ class EngineHashes:
 
     def _learn(self, hashes: memoryview) -> None:
         """Remember a chain that a request found, though no event told of it."""
-        columns = [key for key in self._columns if not key[1]] or [self._column(None, 0)]
         if not self._has_room(len(hashes)):
             self.counters.refused += len(hashes)
             return
         parent = ROOT
+        self._copies.assume()
         for own in hashes:
             name = _LEARNT + own.to_bytes(8, "little")
             block = self._blocks.get(name)
@@ -186,12 +190,10 @@ class EngineHashes:
                 self._name(block, name)
                 self._learnt.add(block)
                 self.counters.learnt += 1
-            for key in columns:
-                self._columns[key][block] = 1
-            self.tree.hold(block, 1)
+            self._copies.teach(block)
+            self.tree.hold(block, _GPU)
             self._suspect(block)
             parent = block
-        self._copies = sum(self._gpu_column())
 
     def _suspect(self, block: int) -> None:
         self._suspects.add(block, None if self.tree.is_opaque(block) else self.tree.own(block))
@@ -218,17 +220,18 @@ class EngineHashes:
         if parent is None:
             counters.unknown_parents += len(hashes)
             return
-        if not self._has_room(len(hashes)):
+        tier = tier_of(event.medium)
+        if not self._has_room(len(hashes)) or not self._copies.admits(event.group, tier):
             counters.refused += len(hashes)
             return
-        if self._suspects:
+        if self._suspects and not tier:
             self._confirm(parent)
         salt, plain = read_keys(event)
         above = self._root(event.lora_name, salt) if parent == ROOT else self.tree.own(parent)
         own = array("Q", extend(above, event.token_ids, event.block_size))
         counters.stored += len(hashes)
         counters.opaque += len(hashes) - plain
-        self._hold(event, own, parent, plain)
+        self._hold(event, tier, own, parent, plain)
 
     def _store_sparse(self, event: BlocksStored) -> None:
         group = event.group
@@ -248,11 +251,13 @@ class EngineHashes:
             if (block := self._blocks.get(name)) is not None:
                 self.ends.look_at(block)
 
-    def _hold(self, event: BlocksStored, own: array[int], parent: int, plain: int) -> None:
+    def _hold(self, event: BlocksStored, tier: int, own: array[int], parent: int, plain: int) -> None:
         """Count a copy of each block, of a report where there is none; put those that are new below their parent."""
-        key = self._column(event.group, tier_of(event.medium))
-        tree, blocks, column, tier = self.tree, self._blocks, self._columns[key], key[1]
-        is_shared, is_report, stored = self._is_shared(tier), event.is_report, 0
+        if self._copies.open(event.group, tier):
+            self._hold_whole(tier)
+        tree, blocks, column = self.tree, self._blocks, self._copies.find(event.group, tier)
+        assert column is not None
+        is_shared, is_report, stored = len(self._copies.on(tier)) > 1, event.is_report, 0
         for number, name in enumerate(event.hashes):
             block = blocks.get(name)
             if block is None:
@@ -262,31 +267,32 @@ class EngineHashes:
             parent = block
             copies = column[block]
             if self._suspects and block in self._suspects:
-                self._confirm(block)
+                if not tier:
+                    self._confirm(block)
                 if copies:  # perhaps the copy that was known is gone, and this is another one
                     continue
             if copies >= COPIES_MAX or (is_report and copies):
                 continue
             column[block] = copies + 1
             stored += 1
-            if not copies and (not is_shared or self._is_whole(block, tier)):
+            if not copies and (not is_shared or self._copies.is_whole(block, tier)):
                 tree.hold(block, tree.held(block) | 1 << tier)
-        if column is self._gpu_column():
-            self._copies += stored
+        if column is self._copies.gpu:
+            self._copies.on_gpu += stored
         for twin in reversed(own) if is_report else ():
             self._forget_learnt(twin, is_gone=False)
 
     def _remove(self, event: BlocksRemoved) -> None:
         tier = tier_of(event.medium)
-        column = self._columns.get((event.group, tier))
+        column = self._copies.find(event.group, tier)
         if column is None:
             if event.group in self.ends.groups and not tier:
                 self._look_at(self.ends.remove(event.group, event.hashes))
             elif event.group not in self._sparse:
                 self.counters.unknown_removals += len(event.hashes)
             return
-        tree, blocks, tier_bit = self.tree, self._blocks, 1 << tier
-        is_gpu = column is self._gpu_column()
+        tree, blocks, tier_bit, counts = self.tree, self._blocks, 1 << tier, self._copies
+        is_gpu = column is counts.gpu
         unknown = 0
         for name in event.hashes:
             block = blocks.get(name)
@@ -295,7 +301,7 @@ class EngineHashes:
                 unknown += 1
                 continue
             column[block] = copies - 1
-            self._copies -= is_gpu
+            counts.on_gpu -= is_gpu
             if copies == 1:
                 if self._learnt:
                     self._forget_learnt(tree.own(block), is_gone=True)
@@ -314,10 +320,9 @@ class EngineHashes:
 
     def _gone(self, block: int) -> None:
         """No tier has a block any more, as far as whole ones go: forget it, unless something still needs it."""
-        tree = self.tree
-        columns = self._columns.values()
+        tree, copies = self.tree, self._copies
         while block != ROOT and not tree.has_children(block) and not tree.held(block):
-            if len(columns) > 1 and any(column[block] for column in columns):
+            if len(copies) > 1 and copies.has_any(block):
                 return
             parent = tree.parent(block)
             if self.ends.groups:
@@ -329,28 +334,21 @@ class EngineHashes:
             tree.drop(block)
             block = parent
 
-    def _column(self, group: int | None, tier: int) -> _Column:
-        key = (group, tier)
-        if key not in self._columns:
-            self._columns[key] = array("H", bytes(2 * len(self._names)))
-            self._hold_whole(tier)
-        return key
-
     def _exclude(self, group: int) -> None:
         """A group turned out to be sparse, which releases before 0.22 do not say."""
+        if len(self._sparse) >= GROUPS_MAX:
+            return
         self._sparse.add(group)
-        column = self._columns.get((group, 0))
+        column = self._copies.find(group, 0)
         if column is not None and self.ends.admit(group, None, None, self.block_size or 1):
             self.ends.groups[group].copies |= {name: column[at] for name, at in self._blocks.items() if column[at]}
             self._look_at(self._blocks)
-        for key in [key for key in self._columns if key[0] == group]:
-            del self._columns[key]
-            self._hold_whole(key[1])
-        self._copies = sum(self._gpu_column())
+        for tier in self._copies.close(group):
+            self._hold_whole(tier)
 
     def _hold_whole(self, tier: int) -> None:
         """The groups of a tier have changed: look again which blocks all of them have."""
-        bit, columns = 1 << tier, [column for key, column in self._columns.items() if key[1] == tier]
+        bit, columns = 1 << tier, self._copies.on(tier)
         for name in list(self._blocks):
             block = self._blocks.get(name)
             if block is None:  # it went with one that was below it
@@ -363,26 +361,14 @@ class EngineHashes:
             if not held:
                 self._gone(block)
 
-    def _is_shared(self, tier: int) -> bool:
-        return sum(key[1] == tier for key in self._columns) > 1
-
-    def _is_whole(self, block: int, tier: int) -> bool:
-        columns = [column for key, column in self._columns.items() if key[1] == tier]
-        return bool(columns) and all(column[block] for column in columns)
-
-    def _gpu_column(self) -> array[int]:
-        return next((column for key, column in self._columns.items() if not key[1]), _NO_COLUMN)
-
     def _name(self, block: int, name: EngineHash) -> None:
         if self.ends.groups:
             self.ends.look_at(block)
         if block < len(self._names):
             self._names[block] = name
             return
-        more = block + 1 - len(self._names)
-        self._names.extend([name] * more)
-        for column in self._columns.values():
-            column.frombytes(bytes(2 * more))
+        self._names.extend([name] * (block + 1 - len(self._names)))
+        self._copies.lengthen(len(self._names))
 
     def _root(self, lora: str | None, salt: str | None) -> Root:
         root = self._roots.get((lora, salt))
@@ -392,38 +378,56 @@ class EngineHashes:
             root = self._roots[lora, salt] = root_of(self._model, lora, salt)
         return root
 
+    def _vouch(self, block: int) -> None:
+        """A request has found a suspect block: on the GPU, or where it will go on being suspect."""
+        if self.tree.held(block) & _GPU:
+            self._confirm(block)
+        else:
+            self._suspect(block)
+
     def _confirm(self, block: int) -> None:
-        """The engine has a block, so it has all above it."""
+        """The engine has a block on its GPU, so it has all above it there; what slower tiers have nobody vouches for."""
+        tree = self.tree
         while block != ROOT and block in self._suspects:
-            if block in self._learnt:
+            held = tree.held(block)
+            if block in self._learnt or not held & _GPU:
                 self._suspect(block)
             else:
-                self._suspects.remove(block, self.tree.own(block))
+                self._suspects.remove(block, tree.own(block))
                 self.counters.confirmed += 1
-            block = self.tree.parent(block)
+                if held != _GPU:
+                    self._copies.drop_slower(block)
+                    tree.hold(block, _GPU)
+            block = tree.parent(block)
 
     def _give_up(self, top: int) -> None:
-        """Drop a suspect block, and with it the suspects below."""
+        """Drop a suspect block, and with it the suspects below, and those right above of which nothing more is known
+        than the engine itself has told."""
         if top not in self._suspects:
             return
+        tree = self.tree
+        above = tree.parent(top)
+        self._drop(top)
+        while above in self._learnt and not tree.has_children(above) and tree.cells[0].get(tree.cell(above), 0) > 1:
+            top, above = above, tree.parent(above)
+            self._drop(top)
+
+    def _drop(self, top: int) -> None:
         order = [top]
         for block in order:
             order.extend(child for child in self.tree.below(block) if child in self._suspects)
-        gpu = self._gpu_column()
         for block in reversed(order):
-            self._copies -= gpu[block] if gpu else 0
-            for column in self._columns.values():
-                column[block] = 0
-            self.tree.hold(block, 0)
-            if block in self._suspects:
+            if block in self._suspects:  # else it went with the last one that was below it
+                self._copies.drop(block)
+                self.tree.hold(block, 0)
                 self._suspects.remove(block, self.tree.own(block))
-            self._learnt.discard(block)
-            self._gone(block)
+                self._learnt.discard(block)
+                self._gone(block)
         self.counters.dropped += len(order)
 
     def _age(self) -> None:
         """The GPU holds more than it can: of the suspects the oldest chains go first, tail first."""
-        while self._suspects and self._copies > self.capacity_blocks:
+        while self._suspects and self._copies.on_gpu > self.capacity_blocks:
             block = next(iter(self._suspects))
             while (child := next((c for c in self.tree.below(block) if c in self._suspects), ROOT)) != ROOT:
                 block = child
@@ -444,10 +448,7 @@ class EngineHashes:
                 own=array("Q", map(tree.own, order)).tobytes(),
                 parents=array("i", [number[tree.parent(block)] for block in order]).tobytes(),
                 opaque=[at for at, block in enumerate(order) if tree.is_opaque(block)],
-                columns=[
-                    (group, tier, array("H", [column[block] for block in order]).tobytes())
-                    for (group, tier), column in self._columns.items()
-                ],
+                columns=self._copies.packed(order),
                 suspects=[number[block] for block in self._suspects],
                 learnt=[number[block] for block in self._learnt],
                 is_incomplete=self._is_incomplete,
@@ -484,17 +485,12 @@ class EngineHashes:
             self._name(block, name)
             order.append(block)
         for group, tier, copies in columns:
-            column = self._columns[group, tier] = array("H", bytes(2 * len(self._names)))
-            for at, block in enumerate(order):
-                column[block] = copies[at]
+            self._copies.load(order, group, tier, copies)
         for tier in {tier for _, tier, _ in columns}:
             self._hold_whole(tier)
-        self._copies = sum(self._gpu_column())
         self._is_incomplete = packed.is_incomplete
         self._learnt = {order[at] for at in packed.learnt}
+        if (unnamed := self._copies.find(None, 0)) is not None:
+            self._copies.is_assumed = not any(unnamed[block] for block in order if block not in self._learnt)
         for at in packed.suspects:
             self._suspect(order[at])
-
-
-_LEARNT = b"learnt "  # no engine's hash is of this length
-_NO_COLUMN: array[int] = array("H")

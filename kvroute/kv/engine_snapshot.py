@@ -13,7 +13,7 @@ from msgspec import Struct
 from kvroute.kv.block_tree import TIERS
 from kvroute.kv.events import EngineHash
 
-VERSION = 2
+VERSION = 3
 
 
 class Packed(Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from kvroute.kv.block_tree import TIERS
 from kvroute.kv.events import BlocksStored
 
 INDEXED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})  # every block of a chain stays
+GROUPS_MAX = 64  # of one engine, of each kind: models have a dozen at most, and an engine may say anything
 
 
 def tier_of(medium: str | None) -> int:

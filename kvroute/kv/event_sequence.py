@@ -3,7 +3,8 @@
 An engine numbers its batches from 0 and keeps the last ones for replay. Batches come live, one by one, and may be lost;
 a replay gives all that the engine still keeps from a number on. This file decides what to hand on and when to ask.
 
-Rule 1. A batch is handed on once, in order: no number twice in one life, and no hole that is not told.
+Rule 1. A batch is handed on once, in order: no number twice in one life, and no hole that is not told. One that could
+        not be taken in is a hole, too.
 Rule 2. A hole, and every new connection, is settled by a replay from the last number seen, inclusive. The engine always
         keeps its newest batch: an answer without that number means a new life, or that the buffer has moved on.
 Rule 3. The batch under the last number seen must be the same, byte for byte. Another one means a new life, even where
@@ -41,7 +42,8 @@ class Position(Struct, frozen=True):
 
 
 class EventSink(Protocol):
-    """Takes what a stream says, in order. Called on the event loop: it must not block and should not fail."""
+    """Takes what a stream says, in order. Called on the event loop: it must not block and should not fail; a batch that
+    it does fail on is lost, and told as a gap."""
 
     def batch(self, seq: int, payload: bytes) -> None:
         """Take the next batch, encoded as the engine sent it."""
@@ -173,8 +175,8 @@ class EventSequence:
                 return False
             self._deliver_after_gap(seq, payload)
         elif seq == self._expected:
-            self._deliver(seq, payload)
             answer.has_brought = True
+            self._deliver(seq, payload)
         return True
 
     def answered(self, *, is_complete: bool) -> None:
@@ -234,11 +236,11 @@ class EventSequence:
             self._begin_life()
             answer.is_over = answer.has_brought = True
             return False
+        answer.has_brought = True
         if seq > 0:
             self._deliver_after_gap(seq, payload)
         else:
             self._deliver(seq, payload)
-        answer.has_brought = True
         return True
 
     def _settle(self, stale: int) -> None:
@@ -260,8 +262,13 @@ class EventSequence:
         digest = digest_of(payload)
         self._position = Position(seq, digest)
         self._digests.append(digest)
+        try:
+            self._sink.batch(seq, payload)
+        except Exception:  # it may have been taken in half, so that it cannot be handed on again
+            self.counters.gaps += 1
+            self._sink.gap(seq, seq)
+            raise
         self.counters.delivered += 1
-        self._sink.batch(seq, payload)
 
     def _deliver_after_gap(self, seq: int, payload: bytes) -> None:
         """Hand on a batch although what lies before it is missing, or cannot be vouched for."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from kvroute.kv.chain import TokenBytes
 
 EngineHash = int | bytes  # vLLM's own, opaque: it is never compared with a BlockHash
+ENGINE_HASH_BYTES_MAX = 64  # those of releases so far have 32 at most
 
 REPORT_SESSION = "kvroute-report"  # of our own requests that have an engine tell again what they find
 PAYLOAD_BYTES_MAX = 64 << 20  # an engine step of a million tokens comes to a tenth of this
@@ -91,9 +92,12 @@ class EventCounters(Struct):
     learnt: int = 0  # from deliveries
 
 
+_Hash = int | Annotated[bytes, Meta(max_length=ENGINE_HASH_BYTES_MAX)]
+
+
 class _StoredMap(Struct, tag="BlockStored", gc=False):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
+    block_hashes: list[_Hash]
+    parent_block_hash: _Hash | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
@@ -107,7 +111,7 @@ class _StoredMap(Struct, tag="BlockStored", gc=False):
 
 
 class _RemovedMap(Struct, tag="BlockRemoved", gc=False):
-    block_hashes: list[int | bytes]
+    block_hashes: list[_Hash]
     medium: str | None = None
     group_idx: int | None = None
 

@@ -20,10 +20,11 @@ block is asked for.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 
 from kvroute.kv.block_tree import ROOT, TIERS, BlockTree, cell_at
+from kvroute.kv.event_keys import GROUPS_MAX
 from kvroute.kv.events import EngineHash
 
 ENDS = len(TIERS)  # stands for ends among the tiers of changes
@@ -62,7 +63,7 @@ class HitEnds:
         self._changes: dict[int, bool] = {}
         self._is_told = False  # that hits must end here
         self._is_end = bytearray()  # by number in the tree
-        self._unsettled: OrderedDict[int, None] = OrderedDict()  # oldest first, so mostly parents before their children
+        self._unsettled: set[int] = set()
 
     @property
     def are_needed(self) -> bool:
@@ -77,7 +78,7 @@ class HitEnds:
     def admit(self, group: int, kind: str | None, window: int | None, block_size: int) -> bool:
         """Note that a group is sparse; return whether it has a say in where hits end."""
         if group not in self.groups:
-            if kind not in WINDOWED and kind not in STATES:
+            if (kind not in WINDOWED and kind not in STATES) or len(self.groups) >= GROUPS_MAX:
                 return False
             self.groups[group] = SparseGroup(window if kind in WINDOWED else None, block_size)
         return True
@@ -119,7 +120,7 @@ class HitEnds:
 
     def look_at(self, block: int) -> None:
         """Note that a block is new in the tree, or that the copies of it changed."""
-        self._unsettled[block] = None
+        self._unsettled.add(block)
 
     def nearest(self, hashes: memoryview, depth: int) -> int:
         """Return how many of the first `depth` blocks of a chain count; all that was told must be settled."""
@@ -132,21 +133,27 @@ class HitEnds:
         self._is_end.extend(bytes(max(0, len(names) - len(self._is_end))))
         for group in self.groups.values():
             group.runs.frombytes(bytes(group.runs.itemsize * max(0, len(names) - len(group.runs))))
-        while self._unsettled:
-            block = self._unsettled.popitem(last=False)[0]
+        waiting = [(tree.depth(block), block) for block in self._unsettled]
+        heapify(waiting)  # parents before their children, so that each is worked out once
+        while waiting:
+            block = heappop(waiting)[1]
             is_end = True
             for group in self.groups.values():
                 step, need = group.step(block_size), group.need(block_size)
                 run, is_whole = self._run(tree, group, block, names[block], step, need)
                 if run != group.runs[block]:
                     group.runs[block] = run
-                    self._unsettled.update(dict.fromkeys(_below(tree, block, step)))
+                    for below in _below(tree, block, step):
+                        if below not in self._unsettled:
+                            self._unsettled.add(below)
+                            heappush(waiting, (tree.depth(below), below))
                 is_end = is_end and is_whole
             self._mark(tree.cell(block), block, is_end)
+        self._unsettled.clear()
 
     def drop(self, tree: BlockTree, block: int, name: EngineHash, *, is_known: bool) -> None:
         """Forget a block that leaves the tree; with its copies, where no event will tell of them (not `is_known`)."""
-        self._unsettled.pop(block, None)
+        self._unsettled.discard(block)
         if block < len(self._is_end):
             self._mark(tree.cell(block), block, False)
         if not is_known:

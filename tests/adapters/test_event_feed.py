@@ -87,6 +87,21 @@ async def test_a_table_that_was_wrong_is_rebuilt():
     assert (feed.table.held(chain(5, 6)), feed.table.suspects) == (1, 1)
 
 
+async def test_a_table_that_fails_is_given_up():
+    """A batch that was taken in half leaves nothing that is believed; what comes after it is heard."""
+    engine = Engine()
+    feed = engine.feed()
+    await feed.own()
+    engine.say(stored([1, 2], None, [5, 6], 1))
+    del feed.table._names[-1:]  # no event is known to do that: there is no mistake to be had
+    feed.table._blocks[2] = 10**6
+    with pytest.raises(IndexError):
+        engine.say(removed(1), removed(2))
+    assert (len(feed.table), len(feed.table.tree.cells[0])) == (0, 0)
+    engine.say(stored([3], None, [7], 1))
+    assert feed.table.held(chain(7)) == 1
+
+
 async def test_a_new_life_is_empty():
     """After a restart nothing of the old life counts."""
     engine = Engine()

@@ -330,6 +330,22 @@ def test_going_back_hands_on_again():
     assert log.told == [*batches("a", 0, 4), *batches("a", 2, 4)]
 
 
+def test_a_batch_that_was_not_taken_in_is_lost():
+    """The sink failed on it, perhaps half way: it is told as a gap, and what follows is asked for and handed on."""
+    sequence, log = begin()
+    log.batch = lambda seq, payload: log.told.append((seq, payload.decode())) if seq % 4 != 1 else 1 / 0
+    sequence.ask()
+    with pytest.raises(ZeroDivisionError):
+        [sequence.replayed(seq, f"a{seq}".encode()) for seq in range(4)]
+    answered(sequence, False)
+    answer(sequence, "a", range(4))
+    with pytest.raises(ZeroDivisionError):
+        live(sequence, "a", 4, 5, 6)
+    live(sequence, "a", 6)
+    assert log.told == [(0, "a0"), "gap 1-1", *batches("a", 2, 4), "gap 5-5", (6, "a6")]
+    assert (sequence.counters.gaps, sequence.counters.delivered) == (2, 5)
+
+
 class Engine:
     """A publisher that numbers, keeps and restarts, and a network that loses what it is told to lose."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -219,3 +220,34 @@ def test_cells_are_those_of_chains():
     """Ends are told as the index keeps blocks."""
     known = table(LONG, stored([4, 5], 3, [4, 5], 1, **WINDOW))
     assert _told(known, set()) == {list(cells_of(chain(1, 2, 3, 4, 5)))[-1]}
+
+
+class Counted(array):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, at):
+        self.reads += 1
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize(
+    ("group", "size", "order"),
+    [(STATE, 4, 1), (STATE, 4, -1), (WINDOW | {"kv_cache_spec_sliding_window": 4000}, 1, -1)],
+)
+def test_settling_is_linear(group, size, order):
+    """However deep a chain is, and in whatever order an engine tells of it, a block costs the same: of a group
+    with larger blocks than the tree's, and of a window as wide as the chain."""
+    per_block = []
+    for count in (400, 1600):
+        known = EngineHashes(MODEL, 10_000)
+        known.tree._parent = Counted("i")
+        names = list(range(1, count + 1))
+        tell(known, stored([], None, [], size, **group), stored(names, None, names, 1)).changes()
+        kept = names[size - 1 :: size]
+        tell(known, *[stored([name], None, [1] * size, size, **group) for name in kept[::order]])
+        known.changes()
+        assert len(known.ends.cells) == len(kept)
+        per_block.append(known.tree._parent.reads / count)
+    assert per_block[1] <= 1.1 * per_block[0]
