@@ -386,7 +386,7 @@ class EngineHashes:
             self._suspect(block)
 
     def _confirm(self, block: int) -> None:
-        """The engine has a block on its GPU, so it has all above it there; what slower tiers have nobody vouches for."""
+        """The engine has a block on its GPU, so it has all above it there; for slower tiers nobody vouches."""
         tree = self.tree
         while block != ROOT and block in self._suspects:
             held = tree.held(block)

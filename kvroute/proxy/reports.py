@@ -5,8 +5,8 @@ engine will say that it is gone. vLLM tells these (`kv_cache_report_mode: full`)
 the request, by which the listener knows what may be told twice. So the request is sent once more, for one token, to the
 replica that has just answered it; never in a client's own request, whose answer the mode would change.
 
-One such question to a replica at a time, a pause between two, and none twice of late. It does not know who listens to
-the events.
+One such question to a replica at a time, a pause between two, and none twice of late: an answer may be lost, as events
+are. It does not know who listens to the events.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kvroute.adapters.replica_client import ReplicaClient
-from kvroute.errors import ReplicaFailed
+from kvroute.errors import ReplicaBroke, ReplicaFailed
 from kvroute.kv.events import REPORT_SESSION
 from kvroute.routing.replica import Replica, ReplicaId
 
@@ -30,6 +29,7 @@ PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 BODY_BYTES_MAX = 1 << 20
 PAUSE_S = 0.2  # of one replica, between two
 RECENT_MAX = 1024
+RECENT_S = 30.0  # before the same is asked again
 SINCE = (0, 30)  # vLLM's first release whose events name the session
 _KEPT = frozenset(  # what makes the prompt, and nothing that makes the answer
     {
@@ -48,25 +48,31 @@ class Reporter:
         self.asked = 0
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
         self._answers: dict[ReplicaId, bool] = {}  # whether its events name sessions
-        self._recent: dict[tuple[ReplicaId, int], None] = {}  # requests that were sent once more, oldest first
+        self._recent: dict[tuple[ReplicaId, int], float] = {}  # requests sent once more, and when, oldest first
 
     def ask(self, client: ReplicaClient, replica: Replica, path: str, body: bytes) -> None:
         """Have a replica report what a request that it has just answered found, unless one is under way."""
         if path not in PATHS or len(body) > BODY_BYTES_MAX or not self._answers.get(replica.id, True):
             return
-        request = replica.id, xxh3_64_intdigest(body)
-        if replica.id not in self._tasks and request not in self._recent:
-            self._recent[request] = None
-            if len(self._recent) > RECENT_MAX:
-                del self._recent[next(iter(self._recent))]
-            task = asyncio.get_running_loop().create_task(self._ask(client, replica, path, body), name="kvroute-report")
-            self._tasks[replica.id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(replica.id, None))
+        if replica.id in self._tasks:
+            return
+        loop, request = asyncio.get_running_loop(), (replica.id, xxh3_64_intdigest(body))
+        if loop.time() < self._recent.get(request, -RECENT_S) + RECENT_S:
+            return
+        self._recent.pop(request, None)
+        self._recent[request] = loop.time()
+        if len(self._recent) > RECENT_MAX:
+            del self._recent[next(iter(self._recent))]
+        task = loop.create_task(self._ask(client, replica, path, body), name="kvroute-report")
+        self._tasks[replica.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(replica.id, None))
 
     def forget(self, replica: ReplicaId) -> None:
         """A replica has left, or restarted, perhaps as another release."""
+        if task := self._tasks.get(replica):
+            task.cancel()
         self._answers.pop(replica, None)
-        self._recent = {request: None for request in self._recent if request[0] != replica}
+        self._recent = {request: asked_s for request, asked_s in self._recent.items() if request[0] != replica}
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -77,18 +83,30 @@ class Reporter:
 
     async def _ask(self, client: ReplicaClient, replica: Replica, path: str, body: bytes) -> None:
         try:
-            if replica.id not in self._answers:
-                self._answers[replica.id] = names_sessions((await client.answered("GET", "/version")).body)
-            if self._answers[replica.id] and (probe := probe_of(body)) is not None:
-                headers = {} if replica.rank is None else {"X-data-parallel-rank": str(replica.rank)}
-                self.asked += 1
-                answer = await client.answered("POST", path, body=probe, headers=headers)
-                if answer.status != 200:
-                    log.debug("%s answered %s to a question about its cache", replica.id, answer.status)
+            await self._send(client, replica, path, body)
         except ReplicaFailed as error:
             log.debug("%s was not asked about its cache: %s", replica.id, error)
             self._recent.pop((replica.id, xxh3_64_intdigest(body)), None)  # it may be asked the same again
         await asyncio.sleep(PAUSE_S)
+
+    async def _send(self, client: ReplicaClient, replica: Replica, path: str, body: bytes) -> None:
+        """Ask a replica, if it is of a release that can answer.
+
+        Raises:
+            ReplicaFailed: it did not answer.
+        """
+        if replica.id not in self._answers:
+            version = await client.answered("GET", "/version")
+            if version.status >= 500:
+                raise ReplicaBroke(f"/version answered {version.status}", replica=client.url)
+            self._answers[replica.id] = names_sessions(version.body)
+        if not self._answers[replica.id] or (probe := probe_of(body)) is None:
+            return
+        headers = {} if replica.rank is None else {"X-data-parallel-rank": str(replica.rank)}
+        self.asked += 1
+        answer = await client.answered("POST", path, body=probe, headers=headers)
+        if answer.status != 200:
+            log.debug("%s answered %s to a question about its cache", replica.id, answer.status)
 
 
 def names_sessions(body: bytes) -> bool:
@@ -98,11 +116,14 @@ def names_sessions(body: bytes) -> bool:
 
 
 def probe_of(body: bytes) -> bytes | None:
-    """Return a request with the same prompt that reports what it finds; None where the body is none to repeat."""
+    """Return a request with the same prompt that reports what it finds; None where the body is none to repeat.
+
+    What makes the prompt is not even decoded: it may be long, and requests wait meanwhile.
+    """
     try:
-        request = msgspec.json.decode(body, type=dict[str, Any])
+        request = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError):
         return None
-    probe = {name: value for name, value in request.items() if name in _KEPT}
+    probe: dict[str, object] = {name: value for name, value in request.items() if name in _KEPT}
     probe |= {"max_tokens": 1, "session_id": REPORT_SESSION, "vllm_xargs": {"kv_cache_report_mode": "full"}}
     return msgspec.json.encode(probe)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.kv.events import REPORT_SESSION
+from kvroute.proxy import reports
 from kvroute.proxy.reports import BODY_BYTES_MAX, Reporter, names_sessions, probe_of
 from kvroute.routing.replica import Replica, ReplicaId
 from tests.proxy.test_followers import BLOCK, prompt, rig, serving
@@ -27,6 +28,14 @@ def test_the_prompt_stays_and_the_answer_is_short():
     )
     ours = {"max_tokens": 1, "session_id": REPORT_SESSION, "vllm_xargs": {"kv_cache_report_mode": "full"}}
     assert asked == body | ours
+
+
+def test_the_prompt_is_sent_again_byte_for_byte():
+    """What makes the prompt is not read, so that no number and no text of it becomes another."""
+    body = b'{"prompt": [1, 99999999999999999999], "stop": 5, "chat_template": "\\u00e4 x", "cache_salt" : 1.50 }'
+    assert probe_of(body).startswith(
+        b'{"prompt":[1, 99999999999999999999],"chat_template":"\\u00e4 x","cache_salt":1.50,"max_tokens":1'
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
@@ -50,12 +59,13 @@ class Asked:
     def __init__(self, version: str = "0.32.0") -> None:
         self.version, self.bodies, self.may = version, list[dict[str, Any]](), asyncio.Event()
         self.may.set()
+        self.status = 200
         self.app = web.Application()
         self.app.router.add_get("/version", self._version)
         self.app.router.add_post("/v1/completions", self._answer)
 
     async def _version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": self.version})
+        return web.json_response({"version": self.version} if self.status == 200 else {}, status=self.status)
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
@@ -114,10 +124,60 @@ async def test_what_broke_off_is_asked_again():
         await reporter.close()
 
 
-@pytest.mark.parametrize("kind", ["memory", "redis"])
-async def test_after_lost_events_what_is_used_is_certain_again(kind):
-    """Batches are lost for good: what requests find after that is named by the engine, nothing of it stays in doubt,
-    and its removal is understood."""
+async def test_the_same_is_asked_again_after_a_while(monkeypatch):
+    """An answer may have been lost as the events were, and the next loss makes doubtful what was certain."""
+    one = Asked()
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, client = Reporter(), ReplicaClient(session, url, None, 5.0)
+        replica = Replica(id=ReplicaId(url), url=url)
+
+        async def ask() -> int:
+            reporter.ask(client, replica, "/v1/completions", b"{}")
+            await until(lambda: not reporter._tasks)
+            return len(one.bodies)
+
+        assert [await ask(), await ask()] == [1, 1]
+        monkeypatch.setattr(reports, "RECENT_S", 0.1)
+        assert [await ask(), await ask()] == [2, 3]
+        await reporter.close()
+
+
+async def test_who_does_not_say_its_release_is_asked_for_it_again():
+    """A replica that is just starting has not said that it is an old one."""
+    one = Asked()
+    one.status = 503
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, client = Reporter(), ReplicaClient(session, url, None, 5.0)
+        replica = Replica(id=ReplicaId(url), url=url)
+        for status in (503, 200):
+            one.status = status
+            reporter.ask(client, replica, "/v1/completions", b"{}")
+            await until(lambda: not reporter._tasks)
+        assert len(one.bodies) == 1
+        await reporter.close()
+
+
+async def test_a_question_ends_with_the_replica_s_life():
+    """What a replica was asked before it restarted says nothing of the one that is there now."""
+    one = Asked()
+    async with serving(one.app) as url, aiohttp.ClientSession() as session:
+        reporter, client = Reporter(), ReplicaClient(session, url, None, 600.0)
+        replica = Replica(id=ReplicaId(url), url=url)
+        one.may.clear()
+        reporter.ask(client, replica, "/v1/completions", b"{}")
+        await until(lambda: bool(one.bodies))
+        reporter.forget(replica.id)
+        await until(lambda: not reporter._tasks)
+        one.may.set()
+        reporter.ask(client, replica, "/v1/completions", b"{}")
+        await until(lambda: len(one.bodies) == 2)
+        await reporter.close()
+
+
+@pytest.mark.parametrize(("kind", "missed"), [("memory", 0), ("memory", 2), ("redis", 2)])
+async def test_after_lost_events_what_is_used_is_certain_again(kind, missed):
+    """Batches are lost for good, the first ones or later ones: what requests find after that is named by the engine,
+    nothing of it stays in doubt, and its removal is understood."""
     async with rig(1, kv_tokens=2048, replays=False, **{"store.kind": kind}) as it:
         (feed,) = it.service.feeds.followers.feeds.values()
 
@@ -126,6 +186,8 @@ async def test_after_lost_events_what_is_used_is_certain_again(kind):
             return feed.counters.batches > 0
 
         more = itertools.count(8)
+        if missed:
+            await it.fault(0, "lose_events", count=missed)
         await until(is_heard)
         await it.events_are("exact")
         await it.fault(0, "lose_events", count=4)
