@@ -169,7 +169,8 @@ class EngineHashes:
             self._learn(hashes[:held_blocks])
             ending = self._suspects.named(hashes[held_blocks - 1])
         for block in ending if self._has_room(len(hashes)) else ():
-            self.ends.vouch(self.tree, block, self._names, self.block_size or 1)
+            if self._blocks.get(self._names[block]) == block:  # else it has just been given up
+                self.ends.vouch(self.tree, block, self._names, self.block_size or 1)
 
     def _has_room(self, more: int) -> bool:
         bound = BLOCKS_PER_CAPACITY * self.capacity_blocks + BLOCKS_SPARE
@@ -421,8 +422,8 @@ class EngineHashes:
                 self._copies.drop(block)
                 self.tree.hold(block, 0)
                 self._suspects.remove(block, self.tree.own(block))
-                self._learnt.discard(block)
                 self._gone(block)
+                self._learnt.discard(block)
         self.counters.dropped += len(order)
 
     def _age(self) -> None:
