@@ -113,7 +113,7 @@ class EventFeed:
         else:  # a hundred milliseconds for ten thousand blocks, which requests must not wait for
             self.table = await asyncio.to_thread(EngineHashes.unpack, snapshot, self.model, self.capacity_blocks)
         self.is_speaking, self.is_silent = snapshot is not None, False
-        self._is_resumed, self.is_astray = snapshot is not None, False
+        self._is_resumed, self.is_astray = snapshot is not None, self.table.can_learn  # from what others never hear
         self.counters.takeovers += 1
         stream = self._open_stream(self, position if snapshot is not None else None)
         try:
@@ -145,6 +145,7 @@ class EventFeed:
             self.table.apply(batch)
         except Exception:
             self.table.clear()  # it may have taken in half of it
+            self.is_astray = True
             raise
         finally:
             self.changed()
@@ -197,6 +198,7 @@ class EventFeed:
         where it tells nothing again, everything is suspect."""
         if self._stream is None:
             return
+        self.is_astray = True  # who goes on from a snapshot would not hear of it
         if self._stream.replay_endpoint is None:
             self.table.suspect()
         else:

@@ -33,14 +33,7 @@ from kvroute.kv.cells import Changes, changes_of, pack_cells
 from kvroute.kv.chain import TOKEN_BYTES, PrefixChain, Root, extend, hashes_of, root_of
 from kvroute.kv.engine_snapshot import VERSION, Packed
 from kvroute.kv.event_keys import GROUPS_MAX, is_sparse, read_keys, tier_of
-from kvroute.kv.events import (
-    ENGINE_HASH_BYTES_MAX,
-    BlocksRemoved,
-    BlocksStored,
-    EngineHash,
-    EventBatch,
-    EventCounters,
-)
+from kvroute.kv.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, EventCounters, unheard
 from kvroute.kv.hit_ends import ENDS, HitEnds, SparseGroup
 from kvroute.kv.suspects import Suspects
 
@@ -49,7 +42,6 @@ BLOCKS_PER_CAPACITY = 16  # blocks remembered at most, lower tiers and placehold
 BLOCKS_SPARE = 4096
 ROOTS_MAX = 1024
 _GPU = 1  # among tiers that are a mask
-_LEARNT = bytes(ENGINE_HASH_BYTES_MAX)  # before our own hash: no engine's is so long
 
 
 class EngineHashes:
@@ -101,6 +93,11 @@ class EngineHashes:
                 self.clear()
         if self._suspects and self._copies.on_gpu > self.capacity_blocks:
             self._age()
+        if self.ends.groups:  # now, though it is told later: who hears the same after a snapshot must tell of it, too
+            self._settle()
+
+    def _settle(self) -> None:
+        self.ends.settle(self.tree, self._names, self.block_size or 1)
 
     def clear(self) -> None:
         """Forget all blocks: the cache was reset, or the engine restarted. Lower tiers go too, if perhaps too early."""
@@ -123,12 +120,12 @@ class EngineHashes:
 
     def reusable(self, chain: PrefixChain) -> int:
         """Return how many leading blocks of a chain a request finds on the GPU: up to where all groups let it end."""
-        self.ends.settle(self.tree, self._names, self.block_size or 1)
+        self._settle()
         return self.ends.nearest(hashes_of(chain), self.held(chain))
 
     def changes(self) -> list[Changes]:
         """Return what changed since this was last asked, for each tier that did, and where hits may end."""
-        self.ends.settle(self.tree, self._names, self.block_size or 1)
+        self._settle()
         taken, ends = self.tree.take_changes(), self.ends.take_changes()
         changes = [changes_of(tier, cells) for tier, cells in enumerate(taken) if cells]
         return changes if ends is None else [*changes, changes_of(ENDS, ends)]
@@ -184,7 +181,7 @@ class EngineHashes:
         parent = ROOT
         self._copies.assume()
         for own in hashes:
-            name = _LEARNT + own.to_bytes(8, "little")
+            name = unheard(own)
             block = self._blocks.get(name)
             if block is None:
                 block = self._blocks[name] = self.tree.add(parent, own)

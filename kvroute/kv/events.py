@@ -163,6 +163,11 @@ _as_any = msgspec.msgpack.Decoder(_AnyBatch).decode
 _KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
+def unheard(own: int) -> EngineHash:
+    """Name a block of which no event has told, by our hash of it: longer than an engine's name can be."""
+    return bytes(ENGINE_HASH_BYTES_MAX) + own.to_bytes(8, "little")
+
+
 def _is_known(kind: object) -> bool:
     return isinstance(kind, str) and kind in _KINDS  # of another type it may have no hash
 

@@ -146,6 +146,29 @@ async def test_what_a_dead_owner_wrote_last_does_not_outlive_what_it_was_written
             await answers(b, chain(5, 6), {R0: 1})
 
 
+async def test_what_only_a_dead_owner_was_taught_does_not_outlive_it():
+    """After lost events deliveries teach the owner, beyond its snapshot too. The successor, who never hears of these,
+    holds nothing that only they told of."""
+    with server() as redis, redis.client() as client:
+        engine, name = Engine(), fresh_name()
+        async with two_routers(redis.url, name, engine) as (a, b):
+            engine.say(stored([1], None, [5], 1))
+            engine.lose(stored([2], 1, [6], 1))
+            engine.say(stored([3], 1, [7], 1))
+            await answers(b, chain(5, 7), {R0: 2})
+            (shard,) = a._shards[NS]
+            shard.members[R0].writer.snapshot_due_s = 0.0
+            await until(lambda: bool(client.keys(PREFIX.format(name, NS) + "q*")))
+            a.delivered(R0, chain(8, 9), 2)
+            await answers(b, chain(8, 9), {R0: 2})
+            a._task.cancel()
+            a._link.run = lambda *_: False
+            engine.listeners.clear()
+            await until(lambda: bool(engine.listeners))
+            await answers(b, chain(8, 9), {})
+            await answers(b, chain(5, 7), {R0: 2})
+
+
 async def test_a_deposed_owner_is_refused():
     """What a router writes after another has taken its lease does not count."""
     with server() as redis, redis.client() as client:

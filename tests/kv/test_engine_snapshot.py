@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.engine_snapshot import VERSION, read
 from kvroute.kv.events import decode_batch
-from tests.kv.encoded import encoded, stored
+from kvroute.kv.hit_ends import ENDS
+from tests.kv.encoded import cleared, encoded, removed, stored
 
 
 def packed() -> bytes:
@@ -53,3 +58,48 @@ def test_parts_that_do_not_fit_are_refused(at, value, why):
     parts[at] = value
     with pytest.raises(ValueError, match=why):
         read(msgspec.msgpack.encode(parts))
+
+
+WINDOW = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 3}
+ids = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+words = st.tuples(st.sampled_from(["store", "store", "keep", "keep", "remove", "drop", "clear"]), ids)
+
+
+def said(what: str, ids: list[int]) -> dict[str, Any]:
+    name = [int("1" + "".join(map(str, ids[: n + 1]))) for n in range(len(ids))]
+    place = name[-1:], (name[-2] if len(name) > 1 else None), ids[-1:], 1
+    return {
+        "store": stored(*place),
+        "keep": stored(*place, **WINDOW),
+        "remove": removed(name[-1]),
+        "drop": removed(name[-1], group_idx=1),
+        "clear": cleared(),
+    }[what]
+
+
+def tell(store: dict[int, set[int]], known: EngineHashes) -> None:
+    for change in known.changes():
+        store[change.tier] -= set(memoryview(change.gone).cast("Q"))
+        store[change.tier] |= set(memoryview(change.added).cast("Q"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(words, max_size=30), st.integers(0, 30), st.integers(0, 30))
+def test_a_successor_arrives_where_the_stream_is(history, packed_at, died_at):
+    """However far the last owner had told beyond its snapshot, batch by batch: when the next one has told what it heard
+    from there on, all at once, the store has what its table has."""
+    first, store = EngineHashes("m", 1000), {tier: set() for tier in range(4)}
+    batches = [decode_batch(encoded([said(*one)])) for one in [("keep", [0]), *history]]
+    packed_at = min(packed_at, len(batches))
+    for batch in batches[:packed_at]:
+        first.apply(batch)
+    tell(store, first)
+    second = EngineHashes.unpack(first.pack(), "m", 1000)
+    for batch in batches[packed_at:died_at]:
+        first.apply(batch)
+        tell(store, first)
+    for batch in batches[packed_at:]:
+        second.apply(batch)
+    tell(store, second)
+    assert [store[tier] for tier in range(3)] == [set(cells) for cells in second.tree.cells]
+    assert store[ENDS] == set(second.ends.cells)
