@@ -76,6 +76,8 @@ BLOCKS_MAX = 1 << 24  # of a fleet; some 150 bytes each
 @click.option("--event", "happenings", multiple=True, metavar="S:join|leave|crash:N", help="What befalls replica N.")
 @click.option("--warmup", type=SECONDS, default=0.0, help="Seconds whose requests are not counted.")
 @click.option("--phases", metavar="S,S,...", help="Times at which a phase ends; conversations count where they began.")
+@click.option("--tenants", metavar="SHARE,SHARE,...", help="Shares of conversations that tenants 1, 2, ... have.")
+@click.option("--only-tenant", metavar="N", help="Play only this tenant's conversations, at the same times.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM's.  [default: its own for the GPU]")
 @click.option(
@@ -127,6 +129,7 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
     phases_s = _phases(flags["phases"])
     with ExitStack() as stack:
         make, total, facts, notes = _workload(trace, flags, stack)
+        make = _tenanted(make, flags)
         rows, failures = [], {}
         for policy in policies:
             runs = []
@@ -142,6 +145,7 @@ def _compare(trace: str, flags: dict[str, Any]) -> Report:
                         happenings=happenings,
                         warmup_s=flags["warmup"],
                         phases_s=phases_s,
+                        by_tenant=flags["tenants"] is not None,
                         at_once=flags["max_concurrency"],
                         on_progress=on_progress,
                     )
@@ -297,6 +301,20 @@ def _phases(text: str | None) -> tuple[float, ...]:
     if len(ends_s) > PHASES_MAX or not all(a < b < 1e9 for a, b in pairwise((0.0, *ends_s))):
         raise ConfigError(f"--phases: {text!r} is not SECONDS,SECONDS,... that grow, at most {PHASES_MAX}")
     return ends_s
+
+
+def _tenanted(make: MakeWorkload, flags: dict[str, Any]) -> MakeWorkload:
+    """Give conversations to tenants, where some are asked for."""
+    from kvroute.sim.workload import shares_of, tenanted
+    from kvroute.sim.workload_plan import rng_of
+
+    if flags["tenants"] is None:
+        _refuse(("only_tenant",), flags, "is one of --tenants")
+        return make
+    shares, only = shares_of(flags["tenants"]), flags["only_tenant"]
+    if only is not None and only not in map(str, range(1, len(shares) + 1)):
+        raise ConfigError(f"--only-tenant: {only!r} is not a number from 1 to {len(shares)}", param="only_tenant")
+    return lambda seed: tenanted(make(seed), shares, rng_of(seed, "tenants"), only)
 
 
 def _workload(

@@ -238,6 +238,29 @@ def test_phases_are_counted_apart():
     assert sum(phase["completed"] for phase in found["phases"]) == found["summary"]["requests"]["mean"]
 
 
+def test_tenants_are_counted_apart_and_one_can_be_played_alone():
+    """Every request is somebody's; alone, a tenant has the same conversations as among the others."""
+    work = ["chat:sessions=30,rate=4,think=1", "--tenants", "3,1", "--policy", "random"]
+    found = figures(*work)["policies"]["random"]
+    assert found["tenants"].keys() == {"1", "2"}
+    counts = {name: tenant["completed"] for name, tenant in found["tenants"].items()}
+    assert counts["1"] > counts["2"] > 0
+    assert sum(counts.values()) == found["summary"]["requests"]["mean"]
+    alone = figures(*work, "--only-tenant", "2")["policies"]["random"]
+    assert alone["summary"]["requests"]["mean"] == counts["2"]
+    assert alone["tenants"]["2"]["completed"] == counts["2"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--tenants", "9,0"), ("--tenants", "x"), ("--tenants", "9,1", "--only-tenant", "3"), ("--only-tenant", "1")]
+)  # fmt: skip
+def test_tenants_that_are_none_are_refused(arguments):
+    """Shares are positive, and who is played alone is one of them."""
+    done = simulate(*SMALL, *arguments)
+    assert done.exit_code == 1
+    assert "tenant" in done.output
+
+
 @pytest.mark.parametrize("text", ["5,4", "now", "0", "5,5", "nan"])
 def test_phases_that_do_not_follow_each_other_are_refused(text):
     """They are times that grow."""

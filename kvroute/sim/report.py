@@ -154,6 +154,15 @@ def phases_of(runs: Sequence[Outcomes]) -> list[dict[str, float]]:
     return [{key: fmean(map(value, phases)) for key, value in PHASE_METRICS.items()} for phases in by_phase]
 
 
+def tenants_of(runs: Sequence[Outcomes]) -> dict[str, dict[str, float]]:
+    """Return the figures of every tenant that all runs have, as means over seeds."""
+    names = [name for name in runs[0].tenants if all(name in run.tenants for run in runs)]
+    return {
+        name: {key: fmean(value(run.tenants[name]) for run in runs) for key, value in PHASE_METRICS.items()}
+        for name in names
+    }
+
+
 def plain(report: Report) -> dict[str, object]:
     """Return a report as plain values, for JSON."""
     return {
@@ -165,6 +174,7 @@ def plain(report: Report) -> dict[str, object]:
                 "summary": {key: {"mean": f.mean, "min": f.least, "max": f.most} for key, f in row.figures.items()},
                 "runs": [of_run(run) for run in row.runs],
                 **({"phases": phases_of(row.runs)} if row.runs[0].phases else {}),
+                **({"tenants": tenants_of(row.runs)} if row.runs[0].tenants else {}),
             }
             for row in report.rows
         },

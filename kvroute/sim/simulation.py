@@ -11,7 +11,7 @@ that the simulated engine does not model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from kvroute.errors import KvrouteError, NoReplica
@@ -92,6 +92,7 @@ class Simulation:
         happenings: tuple[Happening, ...] = (),
         warmup_s: float = 0.0,
         phases_s: tuple[float, ...] = (),
+        by_tenant: bool = False,
         at_once: int | None = None,
         skips: bool = True,
         history_blocks: int = HISTORY_BLOCKS,
@@ -108,6 +109,7 @@ class Simulation:
             happenings: what befalls replicas.
             warmup_s: requests that arrive before are not counted.
             phases_s: when phases end that are counted apart; a conversation belongs to the one in which it began.
+            by_tenant: whether tenants are counted apart, too.
             at_once: conversations at a time at the most (requests, in an open loop); None = no bound. The next one
                 begins when one of them ends, and what it waits for that at its client is in no figure.
             skips: whether runs of decode steps are played as one; the result is the same.
@@ -121,7 +123,7 @@ class Simulation:
         self._rng = Random(seed)
         self._warmup_fs = fs_of(warmup_s)
         self._on_progress = on_progress
-        self._figures = Figures(phases_s)
+        self._figures = Figures(phases_s, by_tenant=by_tenant)
         self._clock = Clock()
         self._asked = self._ended = 0
         self._at_once = at_once
@@ -243,8 +245,9 @@ class Simulation:
         if self._on_progress is not None and not self._ended % PROGRESS_EVERY:
             self._on_progress(self._ended, self._clock.now_s)
         figures.failed += failed and flight.counts
-        if failed and flight.counts and (phase := self._phase(flight)) is not None:
-            phase.failed += 1
+        if failed and flight.counts:
+            for part in self._parts(flight):
+                part.failed += 1
         if flight.counts:
             figures.first_failure = figures.first_failure or why
         turn = None if failed else next(conversation.script.turns, None)
@@ -303,12 +306,12 @@ class Simulation:
         if flight.counts:
             held_s = seconds(self._clock.now_fs - flight.arrived_fs)
             self._figures.held.add(held_s)
-            if (phase := self._phase(flight)) is not None:
-                phase.held.add(held_s)
+            for part in self._parts(flight):
+                part.held.add(held_s)
 
-    def _phase(self, flight: Flight) -> PhaseFigures | None:
-        """Return where a request is counted besides; None where there are no phases."""
-        return self._figures.phase(seconds(flight.conversation.began_fs))
+    def _parts(self, flight: Flight) -> Sequence[PhaseFigures]:
+        """Return where a request is counted besides."""
+        return self._figures.parts(seconds(flight.conversation.began_fs), flight.demand.tenant)
 
     def _look_again(self, what: tuple[Flight, Hold]) -> None:
         """Ask about a held request whose time has come."""
@@ -454,10 +457,10 @@ class Simulation:
             figures.begin(seconds(flight.began_fs - flight.arrived_fs))
             figures.prompt_tokens += flight.turn.prompt_tokens
             figures.hit_tokens += flight.hit_tokens
-            if (phase := self._phase(flight)) is not None:
-                phase.ttft.add(seconds(flight.began_fs - flight.arrived_fs))
-                phase.prompt_tokens += flight.turn.prompt_tokens
-                phase.hit_tokens += flight.hit_tokens
+            for part in self._parts(flight):
+                part.ttft.add(seconds(flight.began_fs - flight.arrived_fs))
+                part.prompt_tokens += flight.turn.prompt_tokens
+                part.hit_tokens += flight.hit_tokens
 
     def _finished(self, flight: Flight) -> None:
         lease, flight.lease = flight.lease, None
@@ -471,10 +474,10 @@ class Simulation:
             figures.completed += 1
             figures.finish(seconds(flight.began_fs), now_s, flight.output_tokens)
             figures.end_to_end.add(seconds(now_fs - flight.arrived_fs))
-            if (phase := self._phase(flight)) is not None:
-                phase.end_to_end.add(seconds(now_fs - flight.arrived_fs))
-                phase.output_tokens += flight.output_tokens
-                phase.last_s = now_s
+            for part in self._parts(flight):
+                part.end_to_end.add(seconds(now_fs - flight.arrived_fs))
+                part.output_tokens += flight.output_tokens
+                part.last_s = now_s
             if flight.output_tokens > 1:
                 figures.token_time.add(seconds(now_fs - flight.began_fs) / (flight.output_tokens - 1))
         self._end(flight)

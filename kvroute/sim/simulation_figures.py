@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import floor, log
 
 from msgspec import Struct
@@ -129,7 +130,7 @@ class Series:
 
 
 class Phase(Struct, frozen=True, kw_only=True):
-    """What conversations came to that began in one part of a run."""
+    """What conversations came to that began in one part of a run, or were one tenant's."""
 
     begin_s: float
     completed: int  # requests, of whatever turn
@@ -209,6 +210,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     held: Spread  # of requests that were held
     conversation: Spread  # from a conversation's first request to its last answer; of one request where loops are open
     phases: tuple[Phase, ...] = ()
+    tenants: dict[str, Phase] = {}
     ttft_curve: tuple[tuple[float, float], ...] = ()  # (seconds, share of requests)
     throughput: tuple[tuple[float, float], ...] = ()  # (time, output tokens a second)
     waiting: tuple[tuple[float, float], ...] = ()  # (time, requests in engines' queues and held)
@@ -239,7 +241,8 @@ class Outcomes(Struct, frozen=True, kw_only=True):
 class Figures:
     """The mutable side of `Outcomes`."""
 
-    def __init__(self, phases_s: tuple[float, ...] = ()) -> None:
+    def __init__(self, phases_s: tuple[float, ...] = (), *, by_tenant: bool = False) -> None:
+        self._tenants: dict[str, PhaseFigures] | None = {} if by_tenant else None
         self._ends_s = phases_s
         self._phases = [PhaseFigures(begin_s) for begin_s in (0.0, *phases_s)] if phases_s else []
         self.requests = self.completed = self.failed = self.retried = self.cut = self.scripts = self.lost = 0
@@ -288,9 +291,14 @@ class Figures:
         self._stage_first_s, self._stage_ttft = None, Histogram()
         self._stage_before = self.requests, self.output_tokens
 
-    def phase(self, began_s: float) -> PhaseFigures | None:
-        """Return the phase that a time belongs to, None where there are none."""
-        return self._phases[bisect_right(self._ends_s, began_s)] if self._phases else None
+    def parts(self, began_s: float, tenant: str) -> Sequence[PhaseFigures]:
+        """Return where else a request counts: in the phase in which its conversation began, and with its tenant's."""
+        if not self._phases and self._tenants is None:
+            return ()
+        parts = [self._phases[bisect_right(self._ends_s, began_s)]] if self._phases else []
+        if self._tenants is not None:
+            parts.append(self._tenants.setdefault(tenant, PhaseFigures(0.0)))
+        return parts
 
     def outcomes(
         self, policy: str, seed: int, computed_tokens: list[int], preemptions: int, recomputed_tokens: int
@@ -325,6 +333,7 @@ class Figures:
             held=self.held.spread(),
             conversation=self.conversation.spread(),
             phases=tuple(phase.outcome() for phase in self._phases),
+            tenants={name: figures.outcome() for name, figures in sorted((self._tenants or {}).items())},
             ttft_curve=self.ttft.curve(),
             throughput=self.throughput.rates(),
             waiting=self.waiting.means(),

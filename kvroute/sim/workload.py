@@ -15,7 +15,7 @@ Prompts are chains, never tokens. A turn's chain goes on over its answer, since 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from random import Random
@@ -28,6 +28,7 @@ from kvroute.kv.chain import HASH_BYTES, PrefixChain
 
 NAME_BITS = (1 << 63) - 1  # names of blocks leave room to count on from them within 64 bits
 NOMINAL_FIXED_S, NOMINAL_PROMPT_TOKEN_S, NOMINAL_OUTPUT_TOKEN_S = 0.05, 1e-4, 0.02
+TENANTS_MAX = 1_000
 LIVE_MAX = 1_000_000  # conversations that an opened loop merges at once
 
 
@@ -246,3 +247,33 @@ def restarted(workload: Workload, starts_s: float, rng: Random) -> Workload:
     for script in workload:
         at_s += rng.expovariate(starts_s)
         yield Script(at_s, script.turns, script.tenant)
+
+
+def tenanted(workload: Workload, shares: Sequence[float], rng: Random, only: str | None = None) -> Workload:
+    """Give every conversation to one of the tenants "1", "2", ... by chance, with these shares.
+
+    Where `only` one of them is played, its conversations are the same as among the others', at the same times.
+    """
+    names = [str(number) for number in range(1, len(shares) + 1)]
+    stage_s: float | None = None  # of a stage whose first conversation is left out
+    for script in workload:
+        (tenant,) = rng.choices(names, shares)
+        stage_s = script.stage_s if script.stage_s is not None else stage_s
+        if only is None or tenant == only:
+            yield Script(script.start_s, script.turns, tenant, stage_s)
+            stage_s = None
+
+
+def shares_of(text: str) -> tuple[float, ...]:
+    """Read tenants' shares: 9,1.
+
+    Raises:
+        ConfigError: they are written differently.
+    """
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not 1 <= len(shares) <= TENANTS_MAX or not all(0 < share < 1e9 for share in shares):
+        raise ConfigError(f"--tenants: {text!r} is not SHARE,SHARE,... at most {TENANTS_MAX}", param="tenants")
+    return shares
