@@ -252,8 +252,9 @@ def test_tenants_are_counted_apart_and_one_can_be_played_alone():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--tenants", "9,0"), ("--tenants", "x"), ("--tenants", "9,1", "--only-tenant", "3"), ("--only-tenant", "1")]
-)  # fmt: skip
+    "arguments",
+    [("--tenants", "9,0"), ("--tenants", "x"), ("--tenants", "9,1", "--only-tenant", "3"), ("--only-tenant", "1")],
+)
 def test_tenants_that_are_none_are_refused(arguments):
     """Shares are positive, and who is played alone is one of them."""
     done = simulate(*SMALL, *arguments)

@@ -31,6 +31,7 @@ from kvroute.errors import Overloaded
 from kvroute.routing.conversations import Conversation, Conversations
 from kvroute.routing.cost import Work, compute_tokens
 from kvroute.routing.demand import Demand, Prefix, Usage
+from kvroute.routing.fairness import Fairness, Reserve
 from kvroute.routing.gate import Gate
 from kvroute.routing.habits import Forecast, HabitBook, Habits
 from kvroute.routing.hold import Hold
@@ -41,7 +42,7 @@ from kvroute.routing.pressure import Pressure
 from kvroute.routing.replica import ReplicaId
 from kvroute.routing.standing import Foresight, Room, Standing, held_of, learnt_of, live_of
 from kvroute.routing.turn import Turn
-from kvroute.routing.waiting import Served, Ticket, Waiting, rank
+from kvroute.routing.waiting import CACHED_SHARE, Served, Ticket, Waiting, rank
 from kvroute.routing.working_set import WorkingSet
 
 PLAN_EVERY_S = 2.0
@@ -114,6 +115,7 @@ class Admission:
         self._habits = HabitBook()
         self._set = WorkingSet()
         self._served = Served()
+        self._fairness = Fairness()
         self._silent: OrderedDict[int, tuple[Conversation, float]] = OrderedDict()  # and when they are taken to be over
         self._elsewhere: OrderedDict[int, tuple[Conversation, float]] = (
             OrderedDict()
@@ -150,6 +152,7 @@ class Admission:
             self._learn(conversation)
         conversation.last_end_s = None
         self._served.enter(conversation.tenant)
+        self._fairness.ask(conversation.tenant, self._now_s)
         turn = Turn(demand, conversation, output_tokens * demand.sequences, self._over)
         turn.found_tokens = reachable
         return turn
@@ -228,11 +231,14 @@ class Admission:
             if not has_place and not ((is_next or home) and self._has_seat(member, turn)):
                 continue
             asked = (member, chances.work(member), conversation.common)
-            if self._gate.is_open(*asked, self._now_s):
+            if self._gate.is_open(*asked, self._now_s, self._reserve(turn)):
                 return member
             # To wait is in its price: elsewhere would take longer.
             return Waits(True, "no room where it is cheapest", asked)
         return Waits(False, "the pool is full of live conversations" if is_next else "others wait")
+
+    def _reserve(self, turn: Turn) -> Reserve | None:
+        return self._fairness.reserve(turn.conversation.tenant)
 
     def _forecast(self, turn: Turn) -> Forecast:
         conversation = turn.conversation
@@ -246,7 +252,8 @@ class Admission:
         if self._is_calm(member):
             return True
         peak = self._set.peak_tokens(member.replica.id, turn.conversation, self._forecast(turn))
-        return peak <= self.pressure.fill * capacity
+        reserve = self._reserve(turn)
+        return peak + (reserve.peak_tokens if reserve else 0.0) <= self.pressure.fill * capacity
 
     def _is_calm(self, member: Member) -> bool:
         """Return whether a replica shows no reason to hold: little is promised there, and nothing was lost lately."""
@@ -265,9 +272,9 @@ class Admission:
         first = self.waiting.first(turn.demand.model, self._served)
         return first is None or first.turn is turn or rank(turn, self._served) < rank(first.turn, self._served)
 
-    def seat(self, turn: Turn, member: Member, hit_tokens: int, hold: Hold | None) -> None:
+    def seat(self, turn: Turn, member: Member, work: Work, hold: Hold | None) -> None:
         """Note that a request was booked."""
-        turn.hit_tokens = hit_tokens
+        turn.hit_tokens = work.hit_tokens
         conversation = turn.conversation
         if conversation.turns > 1 and not conversation.is_repeated and self._set.seat_of(conversation):
             size = turn.demand.block_size
@@ -276,7 +283,12 @@ class Admission:
             self.pressure.learn_return(kept, found, seats=len(self._set), is_idle=is_idle)
         replica = member.replica
         conversation.is_suspended = False
-        self._set.seat(turn.conversation, replica.id, self._forecast(turn), replica.capacity_tokens or 0)
+        forecast = self._forecast(turn)
+        self._set.seat(conversation, replica.id, forecast, replica.capacity_tokens or 0)
+        self._charge(turn, work.miss_tokens + turn.output_tokens, work.hit_tokens)
+        rates, tenant = member.rates, conversation.tenant
+        first_token_s = rates.fixed_s + work.compute_tokens * rates.token_s
+        self._fairness.learn(tenant, work.hit_tokens + work.new_tokens, max(forecast), first_token_s)
         self.news.append(conversation.news(replica.id, turn.output_tokens))
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
@@ -284,6 +296,13 @@ class Admission:
             if self._left_s is not None:
                 self._gap_s += GAP_GAIN * (self._now_s - self._left_s - self._gap_s)
             self._left_s = self._now_s
+
+    def _charge(self, turn: Turn, computed_tokens: float, cached_tokens: float) -> None:
+        """Have a turn count for what it probably takes, or took, instead of what it counted for until now."""
+        tenant, known = turn.conversation.tenant, turn.charged_tokens
+        turn.charged_tokens = computed_tokens + CACHED_SHARE * cached_tokens
+        self._served.serve(tenant, turn.charged_tokens - known)
+        self._fairness.take(tenant, turn.charged_tokens - known)
 
     def hold(self, turn: Turn, waits: Waits, hold: Hold | None, hits: Mapping[ReplicaId, int], size_bytes: int) -> Hold:
         """Let a request wait, or go on waiting.
@@ -355,7 +374,7 @@ class Admission:
         for ticket in tickets:
             if self.waiting.get(ticket.hold) is not ticket:
                 continue
-            if ticket.gate is None or self._gate.is_open(*ticket.gate, self._now_s):
+            if ticket.gate is None or self._gate.is_open(*ticket.gate, self._now_s, self._reserve(ticket.turn)):
                 yield ticket
             elif self._now_s >= ticket.looked_s + LOOK_S:
                 elsewhere.append(ticket)
@@ -366,16 +385,16 @@ class Admission:
         if now_s is not None:
             self.advance(now_s)
         conversation = turn.conversation
-        self._served.leave(conversation.tenant)
         conversation.is_repeated = usage is None
         habits = self._habits.of(conversation.model)
         if usage is not None:
             cached = turn.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
-            self._served.serve(conversation.tenant, usage.prompt_tokens - cached + usage.completion_tokens, cached)
+            self._charge(turn, usage.prompt_tokens - cached + usage.completion_tokens, cached)
             habits.learn_answer(usage.completion_tokens)
             if turn.demand.sequences == 1:
                 conversation.answered(usage.completion_tokens)
             conversation.last_end_s = self._now_s
+        self._served.leave(conversation.tenant)
         self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
         self._ended(conversation)
 
@@ -406,7 +425,7 @@ class Admission:
             has_seat=(seat is not None and seat.replica == id)
             or (not conversation.is_suspended and is_cached(work))
             or self._has_seat(member, turn),
-            is_open=self._gate.is_open(member, work, conversation.common, self._now_s),
+            is_open=self._gate.is_open(member, work, conversation.common, self._now_s, self._reserve(turn)),
             peak_tokens=round(self._set.peak_tokens(id, conversation, forecast)),
             peak_limit_tokens=round(self.pressure.fill * capacity),
             promised_tokens=member.view.kv_tokens,

@@ -3,13 +3,15 @@
     room = fill x capacity - promised        promises include the answers that are expected
 
 `fill` starts near one, is lowered whenever the engine reports preemptions, which say that expectations were too small,
-and recovers while it reports none. An empty replica is open to anything that can fit at all.
+and recovers while it reports none. An empty replica is open to anything that can fit at all. A tenant that takes more
+than its share finds it closed earlier (`fairness`).
 """
 
 from __future__ import annotations
 
-from kvroute.routing.cost import Work
+from kvroute.routing.cost import Work, step_s
 from kvroute.routing.demand import Prefix
+from kvroute.routing.fairness import TIME_SHARE, Reserve
 from kvroute.routing.member import Member
 from kvroute.routing.replica import ReplicaId
 
@@ -61,14 +63,23 @@ class Gate:
         known.observe(member.load.preemptions, now_s)
         return known
 
-    def is_open(self, member: Member, work: Work, prefix: Prefix | None, now_s: float) -> bool:
-        """Return whether a request may go there now."""
-        view = member.view
+    def is_open(
+        self, member: Member, work: Work, prefix: Prefix | None, now_s: float, reserve: Reserve | None = None
+    ) -> bool:
+        """Return whether a request may go there now, and leaves others what it has to."""
+        view, others_tokens = member.view, 0.0
         if not view.sequences:
             return True
-        if view.max_num_seqs and view.sequences + work.sequences > view.max_num_seqs:
+        sequences = view.sequences + work.sequences
+        if reserve is not None:
+            rates = member.rates
+            ahead_s = view.pending_prefill_tokens * rates.token_s
+            if ahead_s > max(step_s(view, rates), TIME_SHARE * reserve.first_token_s):
+                return False
+            sequences, others_tokens = sequences + 1, reserve.kv_tokens
+        if view.max_num_seqs and sequences > view.max_num_seqs:
             return False
         if not view.capacity_tokens:
             return True
         limit = self.of(member, now_s).fill * view.capacity_tokens
-        return view.kv_tokens + member.asks(work, prefix)[0] <= limit
+        return view.kv_tokens + member.asks(work, prefix)[0] + others_tokens <= limit

@@ -11,7 +11,9 @@ from kvroute.routing.demand import Demand, Usage
 class Turn:
     """Under way from the moment that it is recognised until it is over, once."""
 
-    __slots__ = ("_over", "conversation", "demand", "found_tokens", "hit_tokens", "is_over", "output_tokens")
+    __slots__ = (
+        "_over", "charged_tokens", "conversation", "demand", "found_tokens", "hit_tokens", "is_over", "output_tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -25,6 +27,7 @@ class Turn:
         self.output_tokens = output_tokens  # expected of all its sequences
         self.hit_tokens = 0  # where it was placed
         self.found_tokens = 0  # in some cache, when it came
+        self.charged_tokens = 0.0  # that it counts as served
         self.is_over = False
         self._over = over
 

@@ -3,8 +3,9 @@
 Those at a gate, for whose conversation there is a place and no room to run yet, come first; each waits for itself. The
 others wait in one line for each model: by priority, then by what their tenants were served (least first), then by the
 conversation's age, so that the oldest keep their place. A tenant is served what it makes engines do: computed and
-generated tokens count whole, cached ones a tenth. One that had nothing to ask for meanwhile cannot save up: it starts
-level with the least served of those that wait or run.
+generated tokens count whole, cached ones a tenth; they count when a request goes, as they are expected then. One that
+had nothing to ask for meanwhile cannot save up: it starts level with the least served of those that wait or run, and
+goes before it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Served:
     def __init__(self) -> None:
         self._tokens: OrderedDict[str, float] = OrderedDict()
         self._busy: dict[str, int] = {}  # requests that wait or run
+        self._last: dict[str, int] = {}  # number of the last charge
+        self._charges = 0
 
     def of(self, tenant: str) -> float:
         """Return what a tenant was served."""
@@ -66,7 +69,7 @@ class Served:
             self._tokens[tenant] = self.level(tenant)
             self._tokens.move_to_end(tenant)
             while len(self._tokens) > TENANTS_MAX:
-                self._tokens.popitem(last=False)
+                self._last.pop(self._tokens.popitem(last=False)[0], None)
         self._busy[tenant] = self._busy.get(tenant, 0) + 1
 
     def leave(self, tenant: str) -> None:
@@ -77,10 +80,16 @@ class Served:
         else:
             self._busy.pop(tenant, None)
 
-    def serve(self, tenant: str, computed_tokens: float, cached_tokens: float) -> None:
-        """Charge a tenant."""
+    def serve(self, tenant: str, tokens: float) -> None:
+        """Charge a tenant; less than nothing gives back what was expected and did not come."""
         if tenant in self._tokens:
-            self._tokens[tenant] += computed_tokens + CACHED_SHARE * cached_tokens
+            self._tokens[tenant] += tokens
+            self._charges += 1
+            self._last[tenant] = self._charges
+
+    def last(self, tenant: str) -> int:
+        """Return when a tenant was charged last, in charges; 0 = not since it is known."""
+        return self._last.get(tenant, 0)
 
     @property
     def busy_tenants(self) -> int:
@@ -126,12 +135,12 @@ LineKey = tuple[int, str]  # priority and tenant
 
 
 class Waiting:
-    """Tickets by number, and the queues that they stand in: one for each gate, one for each tenant of a line."""
+    """Tickets by number, and the queues that they stand in: one for each tenant of a gate or a line."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._tickets: dict[int, Ticket] = {}
-        self._gates: dict[ReplicaId | None, Queue] = {}
+        self._gates: dict[ReplicaId | None, dict[LineKey, Queue]] = {}
         self._lines: dict[str, dict[LineKey, Queue]] = {}
 
     def __len__(self) -> int:
@@ -144,10 +153,10 @@ class Waiting:
         self._tickets[ticket.hold.number] = ticket
         self.size_bytes += ticket.size_bytes
         if at_gate:
-            queue = self._gates.setdefault(ticket.queue_of, Queue())
+            queues = self._gates.setdefault(ticket.queue_of, {})
         else:
-            queue = self._lines.setdefault(ticket.hold.demand.model, {}).setdefault(line_key(ticket), Queue())
-        queue.add(ticket)
+            queues = self._lines.setdefault(ticket.hold.demand.model, {})
+        queues.setdefault(line_key(ticket), Queue()).add(ticket)
 
     def remove(self, hold: Hold) -> Ticket | None:
         """Let a request wait no longer."""
@@ -157,11 +166,8 @@ class Waiting:
         self.size_bytes -= ticket.size_bytes
         if ticket.at_gate:
             take_out(self._gates, ticket.queue_of, ticket)
-            return ticket
-        line = self._lines[hold.demand.model]
-        take_out(line, line_key(ticket), ticket)
-        if not line:
-            del self._lines[hold.demand.model]
+        else:
+            take_out(self._lines, hold.demand.model, ticket)
         return ticket
 
     def get(self, hold: Hold) -> Ticket | None:
@@ -176,11 +182,13 @@ class Waiting:
         """Return those that wait for room where they are cheapest: by priority, then the oldest conversation first.
 
         Args:
-            most: of each gate, so many; None = all.
+            most: of each gate, so many, and one of each tenant at least; None = all.
         """
-        found = [
-            ticket for queue in self._gates.values() for ticket in queue.first(len(queue) if most is None else most)
-        ]
+        found = []
+        for queues in self._gates.values():
+            each = None if most is None else max(most // len(queues), 1)
+            for queue in queues.values():
+                found += queue.first(len(queue) if each is None else each)
         return sorted(found, key=key_of)
 
     def models(self) -> list[str]:
@@ -210,15 +218,17 @@ def line_key(ticket: Ticket) -> LineKey:
     return (ticket.turn.demand.priority, ticket.turn.conversation.tenant)
 
 
-def take_out(queues: dict[Key, Queue], key: Key, ticket: Ticket) -> None:
-    """Take a ticket out of its queue, and the queue away if it was the last one."""
-    queue = queues[key]
-    queue.remove(ticket)
-    if not queue:
+def take_out(places: dict[Key, dict[LineKey, Queue]], place: Key, ticket: Ticket) -> None:
+    """Take a ticket out of its queue, and away what is empty then."""
+    queues, key = places[place], line_key(ticket)
+    queues[key].remove(ticket)
+    if not queues[key]:
         del queues[key]
+    if not queues:
+        del places[place]
 
 
-def rank(turn: Turn, served: Served) -> tuple[float, float, int]:
+def rank(turn: Turn, served: Served) -> tuple[float, float, int, int]:
     """Return where a request stands in its line; the least goes first."""
-    conversation = turn.conversation
-    return (-turn.demand.priority, served.level(conversation.tenant), conversation.number)
+    conversation, tenant = turn.conversation, turn.conversation.tenant
+    return (-turn.demand.priority, served.level(tenant), served.last(tenant), conversation.number)

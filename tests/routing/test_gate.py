@@ -7,6 +7,7 @@ import pytest
 from kvroute.routing import gate
 from kvroute.routing.cost import work_of
 from kvroute.routing.demand import Promise
+from kvroute.routing.fairness import Reserve
 from kvroute.routing.gate import Calibration, Gate
 from kvroute.routing.member import Member
 from kvroute.routing.rates import ModelRates
@@ -74,3 +75,19 @@ def test_the_gate_reads_the_engines_reports():
     assert known.is_open(here, WORK, None, 0.0)
     here.report(Load(preemptions=3, running=1), 1.0)
     assert not known.is_open(here, WORK, None, 1.0)
+
+
+def test_room_is_left_for_others_that_take_less():
+    """Who takes more than a share leaves them room for a request, a slot, and a short way to their first token."""
+    others = Reserve()
+    others.learn(1_000.0, 2_000.0, 0.4)
+    for sequences, kv_tokens, pending_tokens, is_open in (
+        (1, 7_250, 0, True),
+        (1, 7_251, 0, False),
+        (3, 0, 0, False),
+        (1, 0, 100, True),
+        (1, 0, 101, False),
+    ):
+        here = member(sequences, kv_tokens)
+        here.prefill_tokens = pending_tokens
+        assert Gate().is_open(here, WORK, None, 0.0, others) == is_open

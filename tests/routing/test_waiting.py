@@ -55,17 +55,29 @@ def test_the_tenant_that_was_served_least_goes_first():
     served = Served()
     for tenant in "ab":
         served.enter(tenant)
-    served.serve("a", 1_000, 0)
+    served.serve("a", 1_000)
     tickets = [ticket(number, number, tenant=tenant) for number, tenant in ((1, "a"), (2, "a"), (3, "b"))]
     assert line(*tickets, served=served) == [3, 1, 2]
 
 
-def test_cached_tokens_count_a_tenth():
-    """A tenant whose prompts are cached makes engines do little."""
+def test_of_those_that_are_level_the_one_goes_first_that_was_not_served_last():
+    """Who has just come starts level with one that has many waiting, and is not behind them."""
     served = Served()
     served.enter("a")
-    served.serve("a", 200, 5_000)
-    assert served.of("a") == 700
+    served.serve("a", 100)
+    served.enter("b")
+    tickets = [ticket(number, number, tenant=tenant) for number, tenant in ((1, "a"), (2, "a"), (3, "b"))]
+    assert line(*tickets, served=served) == [3, 1, 2]
+
+
+def test_many_requests_of_one_do_not_hide_anothers_at_a_gate():
+    """Of each tenant the oldest is asked."""
+    waiting = Waiting()
+    for number in range(40):
+        waiting.add(ticket(number, number, tenant="a"), at_gate=True)
+    waiting.add(ticket(99, 99, tenant="b"), at_gate=True)
+    assert [each.hold.number for each in waiting.at_gates(4)] == [0, 1, 99]
+    assert len(waiting.at_gates()) == 41
 
 
 def test_nobody_saves_up():
@@ -74,8 +86,8 @@ def test_nobody_saves_up():
     for tenant in "abc":
         served.enter(tenant)
     served.leave("c")
-    served.serve("a", 900, 0)
-    served.serve("b", 500, 0)
+    served.serve("a", 900)
+    served.serve("b", 500)
     served.enter("c")
     assert served.of("c") == 500
     served.enter("c")
