@@ -29,12 +29,13 @@ from msgspec import Struct
 
 from kvroute.errors import Overloaded
 from kvroute.routing.conversations import Conversation, Conversations
-from kvroute.routing.cost import Work, compute_tokens
+from kvroute.routing.cost import Work, compute_tokens, decode_s, prefill_s
 from kvroute.routing.demand import Demand, Prefix, Usage
 from kvroute.routing.fairness import Fairness, Reserve
 from kvroute.routing.gate import Gate
 from kvroute.routing.habits import Forecast, HabitBook, Habits
 from kvroute.routing.hold import Hold
+from kvroute.routing.lease import Lease
 from kvroute.routing.member import Member
 from kvroute.routing.memory_plan import Turns, best_plan, population
 from kvroute.routing.news import KEPT_MAX, News
@@ -272,10 +273,10 @@ class Admission:
         first = self.waiting.first(turn.demand.model, self._served)
         return first is None or first.turn is turn or rank(turn, self._served) < rank(first.turn, self._served)
 
-    def seat(self, turn: Turn, member: Member, work: Work, hold: Hold | None) -> None:
+    def seat(self, turn: Turn, member: Member, lease: Lease, hold: Hold | None) -> None:
         """Note that a request was booked."""
+        work, conversation = lease.placement.work, turn.conversation
         turn.hit_tokens = work.hit_tokens
-        conversation = turn.conversation
         if conversation.turns > 1 and not conversation.is_repeated and self._set.seat_of(conversation):
             size = turn.demand.block_size
             kept = (conversation.tokens - conversation.growth_tokens - 1) // size * size  # what a cache can give back
@@ -286,9 +287,11 @@ class Admission:
         forecast = self._forecast(turn)
         self._set.seat(conversation, replica.id, forecast, replica.capacity_tokens or 0)
         self._charge(turn, work.miss_tokens + turn.output_tokens, work.hit_tokens)
-        rates, tenant = member.rates, conversation.tenant
-        first_token_s = rates.fixed_s + work.compute_tokens * rates.token_s
-        self._fairness.learn(tenant, work.hit_tokens + work.new_tokens, max(forecast), first_token_s)
+        turn.held_tokens = self._fairness.begin(
+            conversation.tenant, lease.own_tokens, peak_tokens=max(forecast),
+            first_token_s=prefill_s(member.view, work, member.rates),
+            answer_s=decode_s(member.view, work, member.rates),
+        )  # fmt: skip
         self.news.append(conversation.news(replica.id, turn.output_tokens))
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
@@ -395,6 +398,7 @@ class Admission:
                 conversation.answered(usage.completion_tokens)
             conversation.last_end_s = self._now_s
         self._served.leave(conversation.tenant)
+        self._fairness.end(turn.held_tokens)
         self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
         self._ended(conversation)
 
@@ -449,6 +453,7 @@ class Admission:
     def plan(self, model: str, member: Member, members: Sequence[Member], ttft_weight: float) -> None:
         """Find anew how long that should be, if it is time to, for one of these members."""
         habits, capacity = self._habits.of(model), member.replica.capacity_tokens
+        self._fairness.replicas = max(len(members), 1)
         if self._now_s < habits.planned_s + PLAN_EVERY_S or not capacity:
             return
         if habits.turns_seen < TURNS_MIN:

@@ -4,7 +4,8 @@ Whose turn it is is decided where requests are held (`waiting`). That is not eno
 what another one has sent already is in the engines' caches and queues, and an engine lets nobody overtake. So a tenant
 that was served more than GREEDY times its share of what all were, lately, leaves on every replica
 
-    room    in the cache for one more request of the others, and among the conversations that live for one of theirs
+    room    in the cache for what the others ask for in the time of an answer, and do not hold yet: for one request at
+            least; and among the conversations that live for one of theirs
     time    its prompts wait here, where they can be overtaken, while prompts ahead of them on a replica take longer to
             compute than a step there, or than TIME_SHARE of what a usual first token of the others takes
 
@@ -19,6 +20,8 @@ from math import exp
 WINDOW_S = 300.0  # for which a tenant counts after its last request, and over which what it took is forgotten
 GREEDY = 1.5  # times an equal share
 TIME_SHARE = 0.25
+ROOM_SHARE = 0.5  # of a cache, that is left at most
+ASKED_S = 60.0  # over which what the others ask for is a mean
 GAIN = 0.05  # of one more request of the others
 TENANTS_MAX = 4096
 
@@ -26,15 +29,17 @@ TENANTS_MAX = 4096
 class Reserve:
     """What is usual of the others' requests: means that forget."""
 
-    __slots__ = ("first_token_s", "kv_tokens", "peak_tokens")
+    __slots__ = ("first_token_s", "kv_tokens", "peak_tokens", "room_tokens")
 
     def __init__(self) -> None:
+        self.room_tokens = 0.0  # to leave on each replica
         self.kv_tokens = 0.0  # that a request holds when it ends
         self.peak_tokens = 0.0  # that a conversation will hold when it holds most
         self.first_token_s = 0.0  # where nothing waits
 
     def learn(self, kv_tokens: float, peak_tokens: float, first_token_s: float) -> None:
         """Take in a request."""
+        self.room_tokens = max(self.room_tokens, kv_tokens)
         gain = GAIN if self.kv_tokens else 1.0
         self.kv_tokens += gain * (kv_tokens - self.kv_tokens)
         self.peak_tokens += gain * (peak_tokens - self.peak_tokens)
@@ -59,7 +64,11 @@ class Fairness:
         self._taken: OrderedDict[str, Taken] = OrderedDict()  # the one that asked last at the end
         self._total = 0.0
         self._since_s = 0.0  # what was taken a while later weighs more, instead of all before it weighing less
-        self._now_s = 0.0
+        self._now_s = self._faded_s = 0.0
+        self._held_tokens = 0.0  # by running requests of the others
+        self._asked = 0.0  # tokens x seconds that these asked for, lately
+        self._seen = 0.0  # share of ASKED_S for which that was looked at
+        self.replicas = 1  # among which room is to be left
 
     def ask(self, tenant: str, now_s: float) -> None:
         """Note that a tenant has a request."""
@@ -102,11 +111,33 @@ class Fairness:
         taken = self._taken.get(tenant)
         return taken is not None and taken.tokens * count > GREEDY * self._total
 
-    def learn(self, tenant: str, kv_tokens: float, peak_tokens: float, first_token_s: float) -> None:
-        """Take in what a request asks that goes now."""
-        if len(self._taken) > 1 and not self.is_greedy(tenant):
-            self._others.learn(kv_tokens, peak_tokens, first_token_s)
+    def begin(
+        self, tenant: str, kv_tokens: float, *, peak_tokens: float, first_token_s: float, answer_s: float
+    ) -> float:
+        """Take in what a request asks that goes now; return what `end` has to be told."""
+        if len(self._taken) < 2 or self.is_greedy(tenant):
+            return 0.0
+        self._others.learn(kv_tokens, peak_tokens, first_token_s)
+        self._held_tokens += kv_tokens
+        self._fade()
+        self._asked += kv_tokens * answer_s
+        return kv_tokens
+
+    def end(self, kv_tokens: float) -> None:
+        """Note that a request of the others is over."""
+        self._held_tokens -= kv_tokens
+
+    def _fade(self) -> None:
+        past_s, self._faded_s = self._now_s - self._faded_s, self._now_s
+        self._asked *= exp(-past_s / ASKED_S)
+        self._seen += (1.0 - self._seen) * (1.0 - exp(-past_s / ASKED_S))
 
     def reserve(self, tenant: str) -> Reserve | None:
         """Return what a tenant has to leave for the others; None = nothing."""
-        return self._others if self.is_greedy(tenant) else None
+        if not self.is_greedy(tenant):
+            return None
+        self._fade()
+        usual_tokens = self._asked / (ASKED_S * self._seen) if self._seen else 0.0
+        others = self._others
+        others.room_tokens = max(others.kv_tokens, (usual_tokens - self._held_tokens) / self.replicas)
+        return others

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kvroute.routing.cost import Work, step_s
 from kvroute.routing.demand import Prefix
-from kvroute.routing.fairness import TIME_SHARE, Reserve
+from kvroute.routing.fairness import ROOM_SHARE, TIME_SHARE, Reserve
 from kvroute.routing.member import Member
 from kvroute.routing.replica import ReplicaId
 
@@ -76,7 +76,8 @@ class Gate:
             ahead_s = view.pending_prefill_tokens * rates.token_s
             if ahead_s > max(step_s(view, rates), TIME_SHARE * reserve.first_token_s):
                 return False
-            sequences, others_tokens = sequences + 1, reserve.kv_tokens
+            sequences += 1
+            others_tokens = min(reserve.room_tokens, ROOM_SHARE * (view.capacity_tokens or 0))
         if view.max_num_seqs and sequences > view.max_num_seqs:
             return False
         if not view.capacity_tokens:

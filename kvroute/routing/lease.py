@@ -98,6 +98,11 @@ class Lease:
             self._settle()
 
     @property
+    def own_tokens(self) -> int:
+        """What it holds at its end, without what others hold as well."""
+        return self._booking.kv_tokens
+
+    @property
     def is_settled(self) -> bool:
         """Whether the place was given back."""
         return self._state is State.SETTLED

@@ -210,7 +210,7 @@ class Router:
             self.shadows.observe(members, Case(demand, hits, now, self._shadow_rng), placement, offers.there)
         lease = self.fleet.book(found, demand, offers.work(found), placement, now, turn.conversation.common)
         lease.turn = turn
-        admission.seat(turn, found, placement.work, hold)
+        admission.seat(turn, found, lease, hold)
         admission.plan(demand.model, found, self.fleet.serving(demand.model), self._ttft_weight)
         return lease
 

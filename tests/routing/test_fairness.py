@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvroute.routing.admission import AdmissionSettings
 from kvroute.routing.demand import Outcome, Usage
 from kvroute.routing.fairness import TENANTS_MAX, WINDOW_S, Fairness
@@ -33,15 +35,34 @@ def test_who_takes_most_of_all_leaves_room_for_the_others():
     assert greedy(taken(a=9), "ab") == ""
 
 
+def went(fairness: Fairness, tenant: str, kv_tokens: float, answer_s: float = 0.0) -> float:
+    return fairness.begin(tenant, kv_tokens, peak_tokens=300.0, first_token_s=0.2, answer_s=answer_s)
+
+
 def test_what_the_others_usually_ask_is_left_to_them():
     """The greedy one's own requests do not count."""
     fairness = taken(a=9, b=1)
-    fairness.learn("b", 100.0, 300.0, 0.2)
-    fairness.learn("a", 9_000.0, 9_000.0, 9.0)
+    went(fairness, "b", 100.0)
+    went(fairness, "a", 9_000.0)
     reserve = fairness.reserve("a")
     assert reserve is not None
-    assert (reserve.kv_tokens, reserve.peak_tokens, reserve.first_token_s) == (100.0, 300.0, 0.2)
+    assert (reserve.room_tokens, reserve.peak_tokens, reserve.first_token_s) == (100.0, 300.0, 0.2)
     assert fairness.reserve("b") is None
+
+
+def test_room_is_left_for_all_that_the_others_ask_for_while_an_answer_takes():
+    """One request a second that runs for twenty: twenty at a time, on two replicas; less what runs already."""
+    fairness = taken(a=90_000, b=1)
+    fairness.replicas = 2
+    for second in range(1, 120):
+        for tenant in "ab":
+            fairness.ask(tenant, float(second))
+        held = went(fairness, "b", 100.0, 20.0)
+        if second > 4:
+            fairness.end(held)
+    reserve = fairness.reserve("a")
+    assert reserve is not None
+    assert reserve.room_tokens == pytest.approx((20 * 100 - 4 * 100) / 2, rel=0.05)
 
 
 def test_who_has_gone_is_forgotten_and_so_is_what_was_taken_long_ago():
