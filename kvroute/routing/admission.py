@@ -392,7 +392,7 @@ class Admission:
         habits = self._habits.of(conversation.model)
         if usage is not None:
             cached = turn.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
-            self._charge(turn, usage.prompt_tokens - cached + usage.completion_tokens, cached)
+            self._charge(turn, max(usage.prompt_tokens - cached, 0) + usage.completion_tokens, cached)
             habits.learn_answer(usage.completion_tokens)
             if turn.demand.sequences == 1:
                 conversation.answered(usage.completion_tokens)

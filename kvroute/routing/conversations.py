@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import nlargest
 
 from kvroute.kv.chain import blocks_in, hashes_of
 from kvroute.routing.demand import Demand, Prefix
@@ -22,7 +23,9 @@ from kvroute.routing.news import News
 STRIDE = 8
 CONVERSATIONS_MAX = 65_536
 PREFIXES_MAX = 4096
-LENGTHS_MAX = 8  # of shared prefixes, the latest: at so many places a prompt is compared with them
+LENGTHS_MAX = 64  # of shared prefixes that are counted
+HEADS_MAX = 16_384
+LENGTHS_TRIED = 8  # of these, the most frequent: at so many places a prompt is compared with shared prefixes
 ID_BITS = (1 << 63) - 1
 ROOT = 0  # the mark of tips before the first place
 
@@ -32,7 +35,7 @@ class Conversation:
 
     __slots__ = (
         "_answer_tokens", "first_tokens", "growth_tokens", "id", "is_elsewhere", "is_over", "is_repeated",
-        "is_suspended", "is_under_way", "keeps_answers", "last_end_s", "mark", "model", "number", "prefix",
+        "is_suspended", "is_under_way", "keeps_answers", "last_end_s", "mark", "model", "number", "parent", "prefix",
         "shared_tokens", "since_s", "tenant", "tip", "tokens", "turns",
     )  # fmt: skip
 
@@ -55,6 +58,7 @@ class Conversation:
         self.is_over = False  # it was silent for so long that it was taken to be over
         self.last_end_s: float | None = None  # None while a turn is under way, and before the first has ended
         self.mark = self.tip = ROOT
+        self.parent: Prefix | None = None  # of the prefix
         blocks = self.shared_tokens // demand.block_size
         self.prefix = hashes_of(demand.chain)[blocks - 1] if 0 < blocks <= blocks_in(demand.chain) else ROOT
 
@@ -66,7 +70,7 @@ class Conversation:
     @property
     def common(self) -> Prefix | None:
         """What its prompts share with others', None where that is nothing."""
-        return None if self.prefix == ROOT else Prefix(self.prefix, self.shared_tokens)
+        return None if self.prefix == ROOT else Prefix(self.prefix, self.shared_tokens, self.parent)
 
     def grow(self, prompt_tokens: int) -> None:
         """Move on to a longer prompt."""
@@ -89,7 +93,7 @@ class Conversation:
         self.turns, self.tokens, self.first_tokens = news.turns, news.tokens, news.first_tokens
         self.growth_tokens, self.shared_tokens, self.prefix = news.growth_tokens, news.shared_tokens, news.prefix
         self.mark, self.tip = news.mark, news.tip
-        self._answer_tokens = 0
+        self._answer_tokens, self.parent = 0, None
         self.is_repeated = self.is_suspended = False
 
     def news(self, replica: str, output_tokens: float) -> News:
@@ -121,7 +125,9 @@ class Conversations:
         self._known: OrderedDict[int, Conversation] = OrderedDict()
         self._tips: dict[int, dict[int, list[Conversation]]] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()  # that conversations shared with others when they began
-        self._lengths: OrderedDict[int, None] = OrderedDict()  # of these, in blocks
+        self._lengths: dict[int, int] = {}  # of these, in blocks, and how many conversations began with such a one
+        self._heads: OrderedDict[int, None] = OrderedDict()  # blocks at which new prompts had one of these lengths
+        self._usual: tuple[int, ...] = ()  # the most frequent ones, shortest first
 
     def __len__(self) -> int:
         return len(self._known)
@@ -141,13 +147,18 @@ class Conversations:
         found = self._find(hashes)
         if found is None:
             self._count += 1
+            shared_tokens = max(shared_tokens, self._begun_alike(hashes) * demand.block_size)
             found = Conversation(self._count, demand, shared_tokens, now_s)
             found.id = (self._name + self._count) & ID_BITS
             self._known[found.number] = self._by_id[found.id] = found
+            found.parent = self._shared(hashes, demand.block_size, found.shared_tokens)
+            self._note_heads(hashes)
             self._note_prefix(found, demand.block_size)
         else:
-            if found.prefix == ROOT and self._lengths:
-                self._share(found, hashes, demand.block_size)
+            if found.prefix == ROOT and self._usual:
+                prefix = self._shared(hashes, demand.block_size, found.tokens)
+                if prefix is not None:
+                    found.prefix, found.shared_tokens = prefix.hash, prefix.tokens
             self._untip(found)
             self._known.move_to_end(found.number)
             found.grow(demand.prompt_tokens)
@@ -192,30 +203,45 @@ class Conversations:
         """Remember what a new conversation has in common with others."""
         if conversation.prefix == ROOT:
             return
-        length = conversation.shared_tokens // block_size
-        for known, item, limit in (
-            (self._prefixes, conversation.prefix, PREFIXES_MAX),
-            (self._lengths, length, LENGTHS_MAX),
-        ):
-            known[item] = None
-            known.move_to_end(item)
-            if len(known) > limit:
-                known.popitem(last=False)
+        self._prefixes[conversation.prefix] = None
+        self._prefixes.move_to_end(conversation.prefix)
+        if len(self._prefixes) > PREFIXES_MAX:
+            self._prefixes.popitem(last=False)
+        lengths, length = self._lengths, conversation.shared_tokens // block_size
+        lengths[length] = lengths.get(length, 0) + 1
+        if len(lengths) > LENGTHS_MAX:  # what is rare goes, and what was frequent long ago counts less
+            self._lengths = lengths = {one: count // 2 for one, count in lengths.items() if count > 1}
+        self._usual = tuple(sorted(nlargest(LENGTHS_TRIED, lengths, key=lengths.__getitem__)))
 
-    def _share(self, conversation: Conversation, hashes: Sequence[int], block_size: int) -> None:
-        """Have one that came first share its beginning with those that came later: the least that anybody shares."""
-        for length in sorted(self._lengths):
-            if length > len(hashes):
-                return
+    def _begun_alike(self, hashes: Sequence[int]) -> int:
+        """Return how many blocks a new prompt shares with an earlier one that may not have come into any cache yet."""
+        return max((one for one in self._usual if one <= len(hashes) and hashes[one - 1] in self._heads), default=0)
+
+    def _note_heads(self, hashes: Sequence[int]) -> None:
+        for length in self._usual:
+            if length <= len(hashes):
+                self._heads[hashes[length - 1]] = None
+                self._heads.move_to_end(hashes[length - 1])
+        while len(self._heads) > HEADS_MAX:
+            self._heads.popitem(last=False)
+
+    def _shared(self, hashes: Sequence[int], block_size: int, below_tokens: int) -> Prefix | None:
+        """Return what a prompt shares with conversations that came later than one like it: the least that any does."""
+        for length in self._usual:
+            if length > len(hashes) or length * block_size >= below_tokens:
+                return None
             if hashes[length - 1] in self._prefixes:
-                conversation.prefix, conversation.shared_tokens = hashes[length - 1], length * block_size
-                return
+                return Prefix(hashes[length - 1], length * block_size)
+        return None
 
     def foresee(self, demand: Demand, shared_tokens: int, now_s: float) -> Conversation:
         """Return what `recognise` would return, as a copy; nothing changes."""
-        found = self._find(hashes_of(demand.chain))
+        hashes = hashes_of(demand.chain)
+        found = self._find(hashes)
         if found is None:
+            shared_tokens = max(shared_tokens, self._begun_alike(hashes) * demand.block_size)
             twin = Conversation(self._count + 1, demand, shared_tokens, now_s)
+            twin.parent = self._shared(hashes, demand.block_size, twin.shared_tokens)
         else:
             twin = found.copy()
             twin.grow(demand.prompt_tokens)

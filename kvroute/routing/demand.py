@@ -30,6 +30,7 @@ class Prefix(Struct, frozen=True):
 
     hash: int  # of its last block
     tokens: int
+    parent: Prefix | None = None  # a shorter one that it begins with, which still others have
 
 
 class Promise(Struct, frozen=True):

@@ -109,7 +109,7 @@ class Fairness:
         if count < 2:
             return False
         taken = self._taken.get(tenant)
-        return taken is not None and taken.tokens * count > GREEDY * self._total
+        return taken is not None and taken.tokens * count > GREEDY * max(self._total, 1.0)
 
     def begin(
         self, tenant: str, kv_tokens: float, *, peak_tokens: float, first_token_s: float, answer_s: float

@@ -162,10 +162,15 @@ class Fleet:
         self, member: Member, demand: Demand, work: Work, placement: Placement, now: float, prefix: Prefix | None = None
     ) -> Lease:
         """Book a place. The lease that comes back owes it. `prefix` is what the request shares with others."""
+        if prefix is not None:
+            member.share(prefix)
         view, output_tokens = member.view, int(work.sequences * work.output_tokens)
         added, prefix = member.asks(work, prefix)
-        own = added if prefix is None or prefix.hash in member.prefixes else added - prefix.tokens
-        booking = Booking(work.sequences, work.miss_tokens, int(own), work.hit_tokens, output_tokens, prefix)
+        own = added - member.missing(prefix)
+        booking = Booking(
+            work.sequences, work.miss_tokens, int(own), work.hit_tokens, output_tokens, prefix,
+            self.outputs.spread(demand.model), demand.chain, demand.block_size,
+        )  # fmt: skip
         member.book(booking)
         member.use_adapter(demand.model)
         self._placed += 1

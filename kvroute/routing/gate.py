@@ -2,6 +2,8 @@
 
     room = fill x capacity - promised        promises include the answers that are expected
 
+Those do not all end at once, so where that leaves no room the most that will be held at any time decides (`lifetimes`).
+
 `fill` starts near one, is lowered whenever the engine reports preemptions, which say that expectations were too small,
 and recovers while it reports none. An empty replica is open to anything that can fit at all. A tenant that takes more
 than its share finds it closed earlier (`fairness`).
@@ -82,5 +84,9 @@ class Gate:
             return False
         if not view.capacity_tokens:
             return True
-        limit = self.of(member, now_s).fill * view.capacity_tokens
-        return view.kv_tokens + member.asks(work, prefix)[0] + others_tokens <= limit
+        limit = self.of(member, now_s).fill * view.capacity_tokens - others_tokens
+        if view.kv_tokens + member.asks(work, prefix)[0] <= limit:
+            return True
+        if prefix is not None and member.share(prefix):
+            return self.is_open(member, work, prefix, now_s, reserve)
+        return member.peak_with(work, prefix, now_s) <= limit

@@ -112,7 +112,7 @@ class Lease:
         if self._state is State.PLACED:
             if self._demand.streamed:
                 self._began_s = now
-            self._begin()
+            self._begin(self._began_s)
 
     def presume_began(self) -> None:
         """Note that the prefill must be over by now, where no first byte will tell."""
@@ -146,9 +146,9 @@ class Lease:
         """Count a failure against the replica after all: another one has served what this one could not."""
         self._member.failures += 1
 
-    def _begin(self) -> None:
+    def _begin(self, now: float | None = None) -> None:
         self._state = State.BEGAN
-        self._member.begin(self._booking)
+        self._member.begin(self._booking, now)
         view = self._member.view
         self._batch, self._batch_tokens = view.sequences, view.kv_tokens
 

@@ -13,8 +13,10 @@ from math import exp, inf
 
 from msgspec import Struct
 
+from kvroute.kv.chain import PrefixChain, blocks_in, hashes_of
 from kvroute.routing.cost import REUSE_SHARE, View, Work, kv_tokens
 from kvroute.routing.demand import Prefix, Promise
+from kvroute.routing.lifetimes import Life, ends_of, life_of, peak_with
 from kvroute.routing.pinned import PinnedShare
 from kvroute.routing.rates import ModelRates, Rates, Speed
 from kvroute.routing.replica import Load, Replica
@@ -27,24 +29,29 @@ NOTHING = Promise()
 FILL_WINDOW_S = 60.0  # over which the rate of new tokens is a mean
 REUSE_STEP = 0.01
 BUSY_MAX = 1.0
+ENDS_LIFE_S = 0.5  # for which forecasts of when requests end are kept while nothing happens
 
 
-class Booking(Struct, frozen=True):
-    """What one request holds on a replica, fixed when it is placed so that exactly that is given back."""
+class Booking(Struct, eq=False):
+    """What one request holds on a replica, as booked, so that exactly that is given back."""
 
     sequences: int
     prefill_tokens: int
     kv_tokens: int  # without the prefix
     hit_tokens: int
     output_tokens: int  # expected, of all sequences
-    prefix: Prefix | None = None  # that it holds together with others, if it was booked so
+    prefix: Prefix | None = None  # that it holds together with others, if it is booked so
+    spread: float = 1.0  # by which share of itself its answer may differ from what is expected
+    chain: PrefixChain = PrefixChain(b"")
+    block_size: int = 16  # of the chain
 
 
 class Member:
     """A replica's mutable state. Only `Fleet` and `Lease` change it."""
 
     __slots__ = (
-        "_before", "_computed_s", "_live_hits", "_live_new", "_peak", "_peak_since_s", "_promise", "_rates",
+        "_before", "_bookings", "_computed_s", "_ends", "_live_hits", "_live_new", "_peak", "_peak_since_s",
+        "_promise", "_rates",
         "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "is_draining",
         "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_rate",
         "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share", "running", "sequences",
@@ -63,7 +70,11 @@ class Member:
         self.running = 0  # sequences that have begun
         self.prefill_tokens = 0
         self.kv_tokens = 0
-        self.prefixes: dict[int, list[int]] = {}  # tokens of each that is held in common, and requests that hold it
+        self._bookings: dict[Booking, float | None] = {}  # and when their first bytes came
+        self._ends: tuple[float, list[tuple[float, float, int]]] | None = None  # of them, as of when
+        self.prefixes: dict[
+            int, list[int]
+        ] = {}  # of each that is held in common, tokens behind its parent, and holders
         self.others = NOTHING  # the other routers' sum
         self.speed = Speed()
         self.pinned = PinnedShare()
@@ -157,52 +168,106 @@ class Member:
     def asks(self, work: Work, prefix: Prefix | None) -> tuple[float, Prefix | None]:
         """Return the tokens that a request adds to what is promised, and the prefix if it is counted apart.
 
-        A prefix that is known to be shared counts once, and all behind it in full; where nothing is known to be, hits
-        count by the share that the engine's gauge shows.
+        A prefix that is known to be shared counts once, and all behind it in full, whether it is there already or is
+        computed by this request; where nothing is known to be, hits count by the share that the engine's gauge shows.
         """
-        if prefix is None or work.hit_tokens - work.copy_tokens < prefix.tokens:
+        found = work.hit_tokens - work.copy_tokens
+        while prefix is not None and found < prefix.tokens and prefix.hash in self.prefixes:
+            prefix = prefix.parent  # of this one it computes one more copy
+        if prefix is None:
             return kv_tokens(self.view, work), None
-        own = work.hit_tokens - work.copy_tokens + work.new_tokens - prefix.tokens
-        return own + (0 if prefix.hash in self.prefixes else prefix.tokens), prefix
+        return found + work.new_tokens - prefix.tokens + self.missing(prefix), prefix
 
-    def _hold(self, prefix: Prefix) -> None:
-        known = self.prefixes.get(prefix.hash)
-        if known is None:
-            self.prefixes[prefix.hash] = [prefix.tokens, 1]
-            self.kv_tokens += prefix.tokens
-        else:
-            known[1] += 1
+    def missing(self, prefix: Prefix | None) -> int:
+        """Return the tokens of a prefix that no running request is known to hold."""
+        tokens = 0
+        while prefix is not None:
+            if prefix.hash not in self.prefixes:
+                tokens += part_of(prefix)
+            prefix = prefix.parent
+        return tokens
 
-    def _let_go(self, prefix: Prefix) -> None:
-        known = self.prefixes[prefix.hash]
-        known[1] -= 1
-        if not known[1]:
-            del self.prefixes[prefix.hash]
-            self.kv_tokens -= known[0]
+    def share(self, prefix: Prefix) -> bool:
+        """Count a prefix apart that requests hold which came before it was known; return whether there is any."""
+        found = False
+        for booking in self._bookings if prefix.hash not in self.prefixes else ():
+            blocks = prefix.tokens // booking.block_size
+            if booking.prefix is None and 0 < blocks <= blocks_in(booking.chain) and booking.kv_tokens >= prefix.tokens:
+                if hashes_of(booking.chain)[blocks - 1] != prefix.hash:
+                    continue
+                booking.kv_tokens -= prefix.tokens
+                self.kv_tokens -= prefix.tokens
+                booking.prefix, found = prefix, True
+                self._hold(prefix)
+        if found:
+            self._changed()
+        return found
+
+    def peak_with(self, work: Work, prefix: Prefix | None, now_s: float) -> float:
+        """Return the most tokens that are held at a time if a request comes, by what is expected of all."""
+        added = self.asks(work, prefix)[0]
+        new = Life(added - work.sequences * work.output_tokens, work.sequences, work.output_tokens)
+        common = sum(tokens for tokens, _ in self.prefixes.values())
+        return common + self.others.kv_tokens + self._stray.kv_tokens + peak_with(self._ends_at(now_s), new)
+
+    def _ends_at(self, now_s: float) -> list[tuple[float, float, int]]:
+        """Return when the requests that run here will end."""
+        if self._ends is None or now_s > self._ends[0] + ENDS_LIFE_S:
+            step_s = self.rates.step_at(self.running, self.view.kv_tokens)
+            lives = [
+                life_of(
+                    one.kv_tokens, one.output_tokens, one.sequences,
+                    0.0 if began_s is None else (now_s - began_s) / step_s, one.spread,
+                )
+                for one, began_s in self._bookings.items()
+            ]  # fmt: skip
+            self._ends = (now_s, ends_of(lives))
+        return self._ends[1]
+
+    def _hold(self, prefix: Prefix | None) -> None:
+        while prefix is not None:
+            known = self.prefixes.get(prefix.hash)
+            if known is None:
+                part = part_of(prefix)
+                self.prefixes[prefix.hash] = [part, 1]
+                self.kv_tokens += part
+            else:
+                known[1] += 1
+            prefix = prefix.parent
+
+    def _let_go(self, prefix: Prefix | None) -> None:
+        while prefix is not None:
+            known = self.prefixes[prefix.hash]
+            known[1] -= 1
+            if not known[1]:
+                del self.prefixes[prefix.hash]
+                self.kv_tokens -= known[0]
+            prefix = prefix.parent
 
     def book(self, booking: Booking) -> None:
         """Promise a request."""
+        self._bookings[booking] = None
         self.requests += 1
         self.sequences += booking.sequences
         self.prefill_tokens += booking.prefill_tokens
         self.kv_tokens += booking.kv_tokens
-        if booking.prefix is not None:
-            self._hold(booking.prefix)
+        self._hold(booking.prefix)
         self._changed()
         self._raise_peak()
 
-    def begin(self, booking: Booking) -> None:
-        """Note that a request's prefill is over."""
+    def begin(self, booking: Booking, now_s: float | None = None) -> None:
+        """Note that a request's prefill is over; None where that is only presumed."""
+        self._bookings[booking] = now_s
         self.prefill_tokens -= booking.prefill_tokens
         self._run(booking, 1)
 
     def give_back(self, booking: Booking, *, has_begun: bool) -> None:
         """Take back what a request still held."""
+        self._bookings.pop(booking, None)
         self.requests -= 1
         self.sequences -= booking.sequences
         self.kv_tokens -= booking.kv_tokens
-        if booking.prefix is not None:
-            self._let_go(booking.prefix)
+        self._let_go(booking.prefix)
         if has_begun:
             self._run(booking, -1)
         else:
@@ -271,7 +336,7 @@ class Member:
         self._unsee()
 
     def _unsee(self) -> None:
-        self._view = None
+        self._view = self._ends = None
         for changed, at in self.watched:
             changed.add(at)
 
@@ -283,3 +348,8 @@ class Member:
         here, peak = self._sum(), self._peak
         if here.requests > peak.requests or here.kv_tokens > peak.kv_tokens:
             self._peak = Promise(max(here.requests, peak.requests), 0, max(here.kv_tokens, peak.kv_tokens))
+
+
+def part_of(prefix: Prefix) -> int:
+    """Return the tokens of a prefix that its parent does not have."""
+    return prefix.tokens - (prefix.parent.tokens if prefix.parent else 0)

@@ -1,12 +1,13 @@
 """How long answers become, learnt per model and tenant.
 
 A client's `max_tokens` is a bound, not an expectation. What a tenant's answers of a model were is the better guess; a
-tenant that is new takes the model's, a model that is new the seed.
+tenant that is new takes the model's, a model that is new the seed. How much answers differ from it is learnt as well.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import sqrt
 
 from kvroute.routing.demand import Demand
 
@@ -22,6 +23,7 @@ class OutputEstimates:
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[str, str | None], float] = OrderedDict()
+        self._squares: dict[str, float] = {}  # mean of squared differences from what was expected, in shares of that
 
     def expect(self, demand: Demand) -> float:
         """Return the tokens that each answer will probably have."""
@@ -29,9 +31,18 @@ class OutputEstimates:
         known = self._tokens.get((demand.model, demand.tenant), of_model)
         return known if demand.output_tokens is None else min(known, float(demand.output_tokens))
 
+    def spread(self, model: str) -> float:
+        """Return how much answers of a model differ from what is expected: 0 = not at all, 1 = nothing is known."""
+        return min(sqrt(self._squares.get(model, 1.0)), 1.0)
+
     def learn(self, demand: Demand, completion_tokens: int) -> None:
         """Take in what an answer came to, summed over its sequences."""
         tokens = completion_tokens / max(demand.sequences, 1)
+        expected = max(self.expect(demand), 1.0)
+        square, known = min(tokens / expected - 1.0, OUTLIER) ** 2, self._squares.pop(demand.model, 1.0)
+        self._squares[demand.model] = known + GAIN * (square - known)
+        while len(self._squares) > KEYS_MAX:
+            del self._squares[next(iter(self._squares))]
         for key in ((demand.model, demand.tenant), (demand.model, None)):
             old = self._tokens.pop(key, None)
             gain = FIRST_GAIN if old is None else GAIN

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvroute.routing.conversations import Conversations
+from kvroute.kv.chain import PrefixChain, hashes_of
+from kvroute.routing.conversations import Conversation, Conversations
 from kvroute.routing.demand import Demand
 from tests.routing.builders import ask, chain
 
@@ -130,3 +133,42 @@ def test_who_came_first_shares_its_beginning_with_those_that_came_later():
     second = known.recognise(ask(704, chain=chains[1]), 640, 2.0)
     assert known.recognise(ask(704, chain=chains[0]), 700, 3.0) is first
     assert (first.prefix, first.own_tokens) == (second.prefix, 64)
+
+
+def begun(known: Conversations, root: int, number: int, shared_blocks: int = 0) -> Conversation:
+    """Begin a conversation whose first 40 blocks are those of all with this root."""
+    blocks = [*hashes_of(chain(40, root=root)), *hashes_of(chain(10, root=1_000 + number))]
+    prompt = ask(50 * 16, chain=PrefixChain(array("Q", blocks).tobytes()))
+    return known.recognise(prompt, shared_blocks * 16, 0.0)
+
+
+def test_what_prompts_share_is_seen_before_any_cache_has_it():
+    """Once prefixes of 40 blocks are known, the second of a new group has one too, although the first still waits."""
+    known = Conversations()
+    begun(known, 1, 1)
+    begun(known, 1, 2, shared_blocks=40)
+    assert begun(known, 2, 3).shared_tokens == 0
+    assert begun(known, 2, 4).shared_tokens == 40 * 16
+    assert begun(known, 3, 5).shared_tokens == 0
+
+
+def test_a_twin_shares_its_whole_prompt_and_within_it_what_all_share():
+    """The prompt of one that is under way, once more: its prefix begins with the group's."""
+    known = Conversations()
+    begun(known, 1, 1)
+    begun(known, 1, 2, shared_blocks=40).is_under_way = True
+    twin = begun(known, 1, 2, shared_blocks=50).common
+    assert twin is not None
+    assert twin.parent is not None
+    assert (twin.tokens, twin.parent.tokens) == (50 * 16, 40 * 16)
+
+
+def test_lengths_that_are_rare_do_not_push_out_the_usual_one():
+    """Prompts of which a part was evicted share odd lengths: the frequent one is still looked for."""
+    known = Conversations()
+    for number in range(20):
+        begun(known, 1, number, shared_blocks=40)
+    for number in range(200):
+        known.recognise(turn(300, root=number + 50), (number + 41) * 16, 0.0)
+    begun(known, 2, 900)
+    assert begun(known, 2, 901).shared_tokens == 40 * 16

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvroute.kv.chain import hashes_of
 from kvroute.routing.cost import work_of
 from kvroute.routing.demand import Prefix, Promise
 from kvroute.routing.member import FAILURES_MAX, PEAK_WINDOW_S, REPORT_LIFE_S, Booking, Member
 from kvroute.routing.rates import ModelRates
 from kvroute.routing.replica import Load
-from tests.routing.builders import ROUND, replica
+from tests.routing.builders import ROUND, chain, replica
 
 
 def booking(sequences: int, prefill_tokens: int, kv_tokens: int, hit_tokens: int = 0) -> Booking:
@@ -128,8 +129,72 @@ def test_a_prefix_that_is_known_to_be_shared_counts_once_at_once():
 
 
 def test_a_prefix_that_is_not_there_is_asked_for_in_full():
-    """What is computed anew needs room, whoever else shares it."""
-    assert member().asks(work_of(1_000, 3_200, 50.0), Prefix(7, 4_000)) == (4_250.0, None)
+    """What is computed anew needs room, whoever else shares it; from then on it is there for the next one."""
+    r0, prefix = member(), Prefix(7, 4_000)
+    assert r0.asks(work_of(1_000, 3_200, 50.0), prefix) == (4_250.0, prefix)
+    r0.book(Booking(1, 3_200, 250, 1_000, 50, prefix))
+    assert r0.promise.kv_tokens == 4_250
+    assert r0.asks(work_of(4_000, 200, 50.0), prefix) == (250.0, prefix)
+
+
+def test_a_prompt_that_lost_its_prefix_to_others_computes_a_copy():
+    """The prefix is held by another request, but this one does not find it: it needs room of its own."""
+    r0, prefix = member(), Prefix(7, 4_000)
+    r0.book(Booking(1, 50, 250, 4_000, 50, prefix))
+    assert r0.asks(work_of(0, 4_200, 50.0), prefix) == (4_250.0, None)
+
+
+def test_a_prefix_within_another_counts_once():
+    """Twins share their whole prompt of 4,200, of which others have 4,000: each level counts once, whoever leaves."""
+    r0 = member()
+    outer = Prefix(7, 4_000)
+    inner = Prefix(8, 4_200, outer)
+    one, two = Booking(1, 50, 250, 4_000, 50, outer), Booking(1, 1, 50, 4_200, 50, inner)
+    r0.book(one)
+    assert r0.asks(work_of(4_200, 0, 50.0), inner) == (250.0, inner)
+    r0.book(two)
+    assert r0.promise.kv_tokens == 4_000 + 250 + 200 + 50
+    assert r0.asks(work_of(4_200, 0, 50.0), inner) == (50.0, inner)
+    r0.give_back(one, has_begun=False)
+    assert r0.promise.kv_tokens == 4_000 + 200 + 50
+    r0.give_back(two, has_begun=False)
+    assert (r0.promise.kv_tokens, r0.prefixes) == (0, {})
+
+
+def test_who_came_before_its_prefix_was_shared_shares_it_too():
+    """The first of a group was booked in full: when another one comes, what both have counts once."""
+    r0, chain_ = member(), chain(300)
+    prefix = Prefix(hashes_of(chain_)[249], 4_000)
+    first = Booking(1, 4_800, 4_850, 0, 50, None, 1.0, chain_, 16)
+    stranger = Booking(1, 4_800, 4_850, 0, 50, None, 1.0, chain(300, root=5), 16)
+    r0.book(first)
+    r0.book(stranger)
+    assert r0.share(prefix)
+    assert not r0.share(prefix)
+    assert r0.promise.kv_tokens == 2 * 4_850
+    assert r0.asks(work_of(4_000, 200, 50.0), prefix) == (250.0, prefix)
+    r0.book(Booking(1, 200, 250, 4_000, 50, prefix))
+    r0.give_back(first, has_begun=False)
+    assert r0.promise.kv_tokens == 4_850 + 4_000 + 250
+
+
+def test_the_most_that_is_held_at_a_time_is_less_than_the_sum_of_all_ends():
+    """Of ten answers of 1,000 tokens one begins every second: when one ends, others are at their beginning."""
+    r0 = member()
+    for number in range(10):
+        one = Booking(1, 100, 1_100, 0, 1_000, None, 0.0)
+        r0.book(one)
+        r0.begin(one, float(number))
+    work = work_of(0, 100, 1_000.0)
+    assert r0.view.kv_tokens + 1_100 == 12_100
+    step_s = ROUND.step_at(10, r0.view.kv_tokens)
+    assert r0.peak_with(work, None, 10.0) < 12_100 - sum(range(10)) * 0.9 / step_s
+    unsteady = member()
+    for number in range(10):
+        one = Booking(1, 100, 1_100, 0, 1_000, None, 1.0)
+        unsteady.book(one)
+        unsteady.begin(one, float(number))
+    assert unsteady.peak_with(work, None, 10.0) > 12_100
 
 
 def test_a_replica_says_how_busy_it_is_and_how_long_it_keeps_things():

@@ -64,3 +64,14 @@ def test_an_answer_that_never_ended_moves_little():
         outputs.learn(free(), 100)
     outputs.learn(free(), 1_000_000)
     assert outputs.expect(free()) == pytest.approx(0.95 * 100 + 0.05 * 800)
+
+
+def test_how_much_answers_differ_is_learnt():
+    """Nothing is known at first; answers that are all alike can be foreseen, others less."""
+    outputs = OutputEstimates()
+    assert outputs.spread("m") == 1.0
+    for number in range(400):
+        outputs.learn(free(), 100)
+        outputs.learn(ask(100, "b", output_tokens=None), 50 if number % 2 else 150)
+    assert outputs.spread("m") < 0.01
+    assert outputs.spread("b") == pytest.approx(0.5, rel=0.1)
