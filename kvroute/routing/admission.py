@@ -287,11 +287,12 @@ class Admission:
         forecast = self._forecast(turn)
         self._set.seat(conversation, replica.id, forecast, replica.capacity_tokens or 0)
         self._charge(turn, work.miss_tokens + turn.output_tokens, work.hit_tokens)
-        turn.held_tokens = self._fairness.begin(
-            conversation.tenant, lease.own_tokens, peak_tokens=max(forecast),
-            first_token_s=prefill_s(member.view, work, member.rates),
-            answer_s=decode_s(member.view, work, member.rates),
-        )  # fmt: skip
+        if self._fairness.has_several:
+            turn.held_tokens = self._fairness.begin(
+                conversation.tenant, lease.own_tokens, peak_tokens=max(forecast),
+                first_token_s=prefill_s(member.view, work, member.rates),
+                answer_s=decode_s(member.view, work, member.rates),
+            )  # fmt: skip
         self.news.append(conversation.news(replica.id, turn.output_tokens))
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return

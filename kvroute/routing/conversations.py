@@ -24,6 +24,7 @@ STRIDE = 8
 CONVERSATIONS_MAX = 65_536
 PREFIXES_MAX = 4096
 LENGTHS_MAX = 64  # of shared prefixes that are counted
+LENGTHS_EVERY = 32  # conversations after which the most frequent ones are found anew
 HEADS_MAX = 16_384
 LENGTHS_TRIED = 8  # of these, the most frequent: at so many places a prompt is compared with shared prefixes
 ID_BITS = (1 << 63) - 1
@@ -127,6 +128,7 @@ class Conversations:
         self._prefixes: OrderedDict[int, None] = OrderedDict()  # that conversations shared with others when they began
         self._lengths: dict[int, int] = {}  # of these, in blocks, and how many conversations began with such a one
         self._heads: OrderedDict[int, None] = OrderedDict()  # blocks at which new prompts had one of these lengths
+        self._noted = 0  # of such conversations
         self._usual: tuple[int, ...] = ()  # the most frequent ones, shortest first
 
     def __len__(self) -> int:
@@ -211,7 +213,11 @@ class Conversations:
         lengths[length] = lengths.get(length, 0) + 1
         if len(lengths) > LENGTHS_MAX:  # what is rare goes, and what was frequent long ago counts less
             self._lengths = lengths = {one: count // 2 for one, count in lengths.items() if count > 1}
-        self._usual = tuple(sorted(nlargest(LENGTHS_TRIED, lengths, key=lengths.__getitem__)))
+        self._noted += 1
+        if len(lengths) <= LENGTHS_TRIED:
+            self._usual = tuple(sorted(lengths))
+        elif not self._noted % LENGTHS_EVERY:
+            self._usual = tuple(sorted(nlargest(LENGTHS_TRIED, lengths, key=lengths.__getitem__)))
 
     def _begun_alike(self, hashes: Sequence[int]) -> int:
         """Return how many blocks a new prompt shares with an earlier one that may not have come into any cache yet."""

@@ -82,6 +82,11 @@ class Fairness:
             self._total -= self._taken.popitem(last=False)[1].tokens
 
     @property
+    def has_several(self) -> bool:
+        """Whether there is anybody to be fair to."""
+        return len(self._taken) > 1
+
+    @property
     def _first(self) -> Taken:
         return next(iter(self._taken.values()))
 
@@ -115,7 +120,7 @@ class Fairness:
         self, tenant: str, kv_tokens: float, *, peak_tokens: float, first_token_s: float, answer_s: float
     ) -> float:
         """Take in what a request asks that goes now; return what `end` has to be told."""
-        if len(self._taken) < 2 or self.is_greedy(tenant):
+        if self.is_greedy(tenant):
             return 0.0
         self._others.learn(kv_tokens, peak_tokens, first_token_s)
         self._held_tokens += kv_tokens

@@ -162,7 +162,7 @@ class Fleet:
         self, member: Member, demand: Demand, work: Work, placement: Placement, now: float, prefix: Prefix | None = None
     ) -> Lease:
         """Book a place. The lease that comes back owes it. `prefix` is what the request shares with others."""
-        if prefix is not None:
+        if prefix is not None and work.hit_tokens >= prefix.tokens and prefix.hash not in member.prefixes:
             member.share(prefix)
         view, output_tokens = member.view, int(work.sequences * work.output_tokens)
         added, prefix = member.asks(work, prefix)
