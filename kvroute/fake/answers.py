@@ -122,16 +122,18 @@ class Performance:
         return Count(len(self._scripts[index].prompt) // TOKEN_BYTES, self._given[index], 0, None)
 
     def count(self) -> Count:
-        """Return the counts of the whole request. A prompt counts once, however many answers it has."""
+        """Return the counts of the whole request. A prompt counts once, however many answers it has.
+
+        Hits are those of one sequence, as at vLLM: of the one that was heard first in a stream, else of the last one;
+        of several answers to a prompt that is one that hits what the first has stored. Only chats tell what is new.
+        """
         produced = sum(sequence.produced_tokens for sequence in self.job.sequences)
-        cached = created = whole_blocks = 0
-        # of several answers to a prompt the last one counts, as at vLLM: it hits what the first one stored
-        for prompt, last in zip(self.ask.prompts, self.job.sequences[self.ask.n - 1 :: self.ask.n], strict=True):
-            full = len(prompt) // TOKEN_BYTES // self._block_size * self._block_size
-            cached += last.cached_tokens
-            created += max(0, full - last.cached_tokens)
-            whole_blocks += full
-        return Count(self.ask.prompt_tokens, produced, cached, created if whole_blocks else None)
+        at = 0 if self.ask.is_stream else -1
+        cached, created = self.job.sequences[at].cached_tokens, None
+        if self.ask.is_chat:
+            full = len(self.ask.prompts[at]) // TOKEN_BYTES // self._block_size * self._block_size
+            created = max(0, full - cached)
+        return Count(self.ask.prompt_tokens, produced, cached, created)
 
     def _delta(self, index: int, sequence: Progress) -> Choice:
         first, last = self._given[index], sequence.produced_tokens

@@ -41,7 +41,7 @@ class Count(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    created_cache_tokens: int | None  # prompt tokens in blocks that were new to the cache; None: no whole block at all
+    created_cache_tokens: int | None  # prompt tokens in blocks that were new to the cache; None: not told
 
     def as_json(self) -> dict[str, Any]:
         """Write the counts without their details."""

@@ -208,7 +208,7 @@ def _ask(
         return_token_ids=bool(body.get("return_token_ids")),
     )
     _check_sampling(body)
-    _check_sizes(ask, model)
+    _check_sizes(ask, model, is_text=is_chat or _is_text(body.get("prompt")))
     return ask
 
 
@@ -242,7 +242,12 @@ def _check_sampling(body: dict[str, Any]) -> None:
         raise BadRequest("stop cannot contain an empty string.")
 
 
-def _check_sizes(ask: Ask, model: Model) -> None:
+def _is_text(prompt: Any) -> bool:
+    """Whether prompts are texts, not token ids."""
+    return isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str)
+
+
+def _check_sizes(ask: Ask, model: Model, *, is_text: bool) -> None:
     if ask.n < 1 or ask.n * len(ask.prompts) > CHOICES_LIMIT:
         raise refused(f"n must be between 1 and {CHOICES_LIMIT} answers in a request, got {ask.n}.", "n", ask.n)
     limit = model.max_model_len
@@ -253,12 +258,15 @@ def _check_sizes(ask: Ask, model: Model) -> None:
     for prompt in ask.prompts:
         tokens = len(prompt) // TOKEN_BYTES
         if tokens > limit:
+            # vLLM stops to tokenise a text one token beyond the limit, and words that number so whatever it came from
+            counted = limit + 1 if is_text else tokens
+            told = f"at least {counted}" if counted == limit + 1 else str(counted)
             raise refused(
-                f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input "
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {told} input "
                 "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
                 "input prompt.",
                 "input_tokens",
-                tokens,
+                counted,
             )
         left = limit - tokens if bound is None else min(bound, limit - tokens)
         if left < 1:

@@ -7,7 +7,7 @@ import pytest
 from kvroute.fake import text
 from kvroute.fake.answers import Studio
 from kvroute.fake.driver import Driver
-from kvroute.fake.requests import Model, completion
+from kvroute.fake.requests import Model, chat, completion
 from kvroute.kv.pool import BlockPool
 from kvroute.sim.engine import default_time
 from kvroute.sim.replica import SimReplica
@@ -62,16 +62,32 @@ async def test_an_answer_that_ends_its_turn_has_a_token_for_that_and_no_text(stu
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, (40, 6, 0, 32)),
-        ({"n": 3}, (40, 18, 32, 0)),
-        ({"prompt": [[7] * 40, [7] * 40]}, (80, 12, 32, 32)),
-        ({"prompt": [7] * 15}, (15, 6, 0, None)),
+        ({}, (40, 6, 0, None)),
+        ({"n": 3}, (40, 18, 32, None)),
+        ({"n": 3, "stream": True}, (40, 18, 0, None)),
+        ({"prompt": [[7] * 40, [7] * 40]}, (80, 12, 32, None)),
+        ({"prompt": [[7] * 40, [7] * 40, [8] * 40]}, (120, 18, 0, None)),
+        ({"prompt": [[7] * 40, [7] * 40], "stream": True}, (80, 12, 0, None)),
     ],
 )
 async def test_counts_of_a_request(studio, fields, expected):
-    """A prompt counts once, as its last answer found it; blocks new to the cache are told where there are any."""
+    """A prompt counts once; hits are those of one sequence, the first in a stream and else the last, as at vLLM."""
     performance = begin(studio, **fields)
     await played(performance)
     count = performance.count()
     found = (count.prompt_tokens, count.completion_tokens, count.cached_tokens, count.created_cache_tokens)
     assert found == expected
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
+@pytest.mark.parametrize("words", [0, 40])
+async def test_a_chat_tells_what_is_new_in_the_cache(studio, fields, words):
+    """Whole blocks of its prompt that were not there, none of a prompt that fills none."""
+    body = {"messages": [{"role": "user", "content": "word " * words}], "max_tokens": 2, **fields}
+    performance = studio.begin(chat(body, MODEL))
+    await played(performance)
+    count = performance.count()
+    full = count.prompt_tokens // 16 * 16
+    assert (full > 0) is (words > 0)
+    hits = full if fields == {"n": 2} else 0
+    assert (count.cached_tokens, count.created_cache_tokens) == (hits, full - hits)
