@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import sqlite3
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -69,6 +70,8 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def _bounded(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    if file.peek(len(BOM_UTF8)).startswith(BOM_UTF8):  # type: ignore[union-attr]
+        file.read(len(BOM_UTF8))  # as Windows' editors and shells write it
     while line := file.readline(LINE_BYTES_MAX + 1):
         if len(line) > LINE_BYTES_MAX:
             raise ConfigError(f"{path}: a line is longer than {LINE_BYTES_MAX >> 20} MiB")

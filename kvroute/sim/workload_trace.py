@@ -32,7 +32,9 @@ from kvroute.sim.workload import Script, Turn, Workload, name_of, padded
 
 BLOCK_SIZE_MAX = 65_536
 TOKENS_MAX = 100_000_000
+SPAN_S_MAX = 10_000_000  # from a trace's first request to its last: four months
 SCAN_ROWS = 200  # from which the block size is inferred
+NAMES_END = 1 << 62  # ids times the trace's block size, up to which they are names as they are: sums stay in 64 bits
 Runs = list[tuple[int, int]]
 
 
@@ -41,7 +43,7 @@ class Row(Struct):
 
     input_length: int
     output_length: int = 1
-    timestamp: float | None = None  # ms from the start of the trace
+    timestamp: float | None = None  # ms, on any clock: the trace begins with its first request
     offset_ms: float | None = None  # ms from the start of its family's first session, where there is no common clock
     hash_ids: list[int] | None = None
     hash_runs: list[tuple[int, int]] | None = None
@@ -158,18 +160,22 @@ class Naming(Struct, frozen=True):
         """Return the names of a prompt's whole blocks, as far as ids go."""
         if not self.trace_block:
             return b""
-        runs = self._based(row, family)
-        tokens = min(row.input_length, sum(count for _, count in runs) * self.trace_block)
-        return self._cut(runs, tokens // self.block_size)
+        tokens = min(row.input_length, row.blocks * self.trace_block)
+        return self._cut(self._based(row, family), tokens // self.block_size)
 
     def _based(self, row: Row, family: str) -> Runs:
-        """Return runs of names, one for each block of the trace, `trace_block` apart."""
+        """Return runs of names, one for each block of the prompt in the trace, `trace_block` apart."""
         size = self.trace_block
+        blocks = min(row.blocks, -(-row.input_length // size))  # a line may name more than its prompt has
+        base = 0 if row.offset_ms is None else name_of("session", family, row.model or "")
+        runs = [
+            (base + start, many)
+            for first, count in _first(row.runs, blocks)
+            for start, many in _numbered(first, count, size)
+        ]
         if row.offset_ms is None:
-            return [(first * size, count) for first, count in row.runs]
-        base = name_of("session", family, row.model or "")
-        runs = [(base + first * size, count) for first, count in row.runs]
-        shared = min(row.tool_tokens // size, row.blocks) if self.shares_tools else 0
+            return runs
+        shared = min(row.tool_tokens // size, blocks) if self.shares_tools else 0
         if not shared:
             return runs
         return [(name_of("tools", row.model or "", row.tool_tokens), shared), *_without(runs, shared, size)]
@@ -205,6 +211,24 @@ class Naming(Struct, frozen=True):
         )
 
 
+def _numbered(first: int, count: int, size: int) -> Runs:
+    """Return names, `size` apart, for ids that follow each other: ids times `size`, or numbers that stand for them."""
+    if first >= 0 and (first + count) * size <= NAMES_END:
+        return [(first * size, count)]
+    return [(name_of("id", each) >> 1, 1) for each in range(first, first + count)]
+
+
+def _first(runs: Runs, blocks: int) -> Runs:
+    """Return the first `blocks` blocks of some runs."""
+    kept: Runs = []
+    for start, count in runs:
+        if blocks <= 0:
+            break
+        kept.append((start, min(count, blocks)))
+        blocks -= count
+    return kept
+
+
 def _without(runs: Runs, blocks: int, size: int) -> Runs:
     """Drop the first `blocks` blocks of some runs."""
     kept: Runs = []
@@ -228,13 +252,15 @@ class Trace(Struct, frozen=True):
         Raises:
             ConfigError: a line has no timestamp.
         """
+        begin_ms: float | None = None
         for number, (line, after) in enumerate(self.source.by_time()):
             row = read_row(line)
             if row.timestamp is None:
                 raise ConfigError("the trace has no `timestamp`s: play its conversations, with --think or --starts")
+            begin_ms = row.timestamp if begin_ms is None else begin_ms
             later = None if after is None else read_row(after)
             turn = self.naming.turn(row, later, number, str(row.session_id))
-            yield Script(row.timestamp / 1000, iter((turn,)))
+            yield Script(_since_s(begin_ms, row.timestamp), iter((turn,)))
 
     def by_session(self, starts: Iterator[float] | None, think_cap_s: float, shuffle: int | None = None) -> Workload:
         """Play whole conversations; the k-th family begins at the k-th of `starts`, or at its own first timestamp.
@@ -243,8 +269,14 @@ class Trace(Struct, frozen=True):
         """
         later: list[tuple[float, int, Iterator[Turn]]] = []
         number = 0
+        begin_ms: float | None = None
         for family in self.source.families(shuffle):
-            start_s = self._first_s(family) if starts is None else next(starts)
+            if starts is None:
+                first_ms = self._first_ms(family)
+                begin_ms = first_ms if begin_ms is None else begin_ms
+                start_s = _since_s(begin_ms, first_ms)
+            else:
+                start_s = next(starts)
             while later and later[0][0] <= start_s:
                 at_s, _, turns = heappop(later)
                 yield Script(at_s, turns)
@@ -258,9 +290,9 @@ class Trace(Struct, frozen=True):
             at_s, _, turns = heappop(later)
             yield Script(at_s, turns)
 
-    def _first_s(self, family: str) -> float:
+    def _first_ms(self, family: str) -> float:
         firsts = (read_row(next(self.source.lines(session))).timestamp for session in self.source.sessions(family))
-        return min(at or 0.0 for at in firsts) / 1000
+        return min(at or 0.0 for at in firsts)
 
     def _turns(self, session: str, family: str, think_cap_s: float) -> Iterator[Turn]:
         lines = self.source.lines(session)
@@ -273,6 +305,21 @@ class Trace(Struct, frozen=True):
             number += 1
             yield self.naming.turn(row, after, number, family, min(row.think_s, think_cap_s))
             row = after
+
+
+def _since_s(begin_ms: float, at_ms: float) -> float:
+    """Return how long after a trace's beginning something comes.
+
+    Raises:
+        ConfigError: that is too long to be meant.
+    """
+    since_s = (at_ms - begin_ms) / 1000
+    if not since_s <= SPAN_S_MAX:
+        raise ConfigError(
+            f"a request comes {since_s:.6g} s after the first one, at the most {SPAN_S_MAX:,} s can be played: "
+            "`timestamp`s are in milliseconds"
+        )
+    return since_s
 
 
 def even_starts(rate_s: float, rng: Random) -> Iterator[float]:

@@ -82,3 +82,11 @@ def test_lines_that_are_no_objects_are_numbered():
     """The error says which line."""
     with pytest.raises(ConfigError, match=r"line 2.*nonsense"):
         Spool([b"{}", b"nonsense"])
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(name, tmp_path):
+    """Files written on Windows can be played."""
+    text = b'\xef\xbb\xbf{"input_length": 1}\r\n\r\n{"input_length": 2}\r\n'
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert lengths(lines_of(tmp_path / name)) == [1, 2]

@@ -49,6 +49,28 @@ def test_runs_are_the_same_as_ids():
     assert row(640, [7, 8, 9, *range(100, 107)]).runs == [(7, 3), (100, 7)]
 
 
+@pytest.mark.parametrize("session", [{}, {"offset_ms": 0.0, "model": "m"}])
+@pytest.mark.parametrize("block_size", [16, 64, 256, 48])
+def test_ids_may_be_hashes(block_size, session):
+    """Ids of 64 bits, and negative ones, share as small ones do; some traces name blocks by their hashes."""
+    naming = Naming(64, block_size)
+    large = [-1, 0, -(1 << 63), (1 << 64) - 1, (1 << 63) - 1, 1 << 63, 5, 1 << 60, 1 << 58]
+    one = naming.chain(row(64 * 9, large, **session), "s")
+    other = naming.chain(row(64 * 9, [*large[:6], *range(3)], **session), "s")
+    equal = [a == b for a, b in zip(hashes_of(one), hashes_of(other), strict=True)]
+    assert equal == [True] * (6 * 64 // block_size) + [False] * (9 * 64 // block_size - 6 * 64 // block_size)
+    assert len(set(hashes_of(one))) == len(equal) == 9 * 64 // block_size
+
+
+def test_of_more_ids_than_blocks_the_first_count():
+    """A line that names a hundred million blocks for a short prompt takes no more memory than its prompt has blocks."""
+    naming = Naming(64, 16)
+    assert naming.chain(Row(input_length=640, hash_runs=[(7, 100_000_000)]), "") == naming.chain(
+        row(640, list(range(7, 17))), ""
+    )
+    assert len(naming.chain(Row(input_length=640, hash_runs=[(1 << 62, 100_000_000)]), "")) == 40 * HASH_BYTES
+
+
 @pytest.mark.parametrize("block", [16, 64, 512, 48])
 @pytest.mark.parametrize("rounding", [ceil, int])
 def test_a_traces_block_size_shows_in_its_counts(block, rounding):
@@ -145,6 +167,21 @@ def test_of_a_long_line_its_beginning_is_shown():
         read_row(line)
     assert raised.value.message.endswith("...")
     assert len(raised.value.message) < 250
+
+
+@pytest.mark.parametrize("how", ["by_timestamp", "recorded"])
+def test_a_trace_begins_with_its_first_request(how):
+    """Timestamps may be those of any clock, an epoch's too; nothing is played before the first."""
+    at_ms = [1.7e12 + 4000, 1.7e12, 1.7e12 + 1500, -20.0]
+    rows = [{"timestamp": at, "input_length": 5, "session_id": f"s{at}"} for at in at_ms[:3]]
+    with Spool(json.dumps(one).encode() for one in rows) as spool:
+        trace = Trace(spool, Naming(0, 16))
+        work = trace.by_timestamp() if how == "by_timestamp" else trace.by_session(None, 300.0)
+        assert [script.start_s for script in work] == [0.0, 1.5, 4.0]
+    with Spool(json.dumps({"timestamp": at, "input_length": 5}).encode() for at in at_ms) as spool:
+        trace = Trace(spool, Naming(0, 16))
+        with pytest.raises(ConfigError, match="milliseconds"):
+            list(trace.by_timestamp() if how == "by_timestamp" else trace.by_session(None, 300.0))
 
 
 def test_an_open_loop_needs_timestamps():
