@@ -12,6 +12,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from kvroute.errors import Overloaded
 from kvroute.fake.events import EventFeed, Story
 from kvroute.fake.timings import Clocked, Timings
@@ -19,6 +21,14 @@ from kvroute.sim.replica import RequestId, SimReplica, SimRequest, StepResult
 
 COALESCE_S = 0.002
 QUEUE_LIMIT = 4096  # sequences waiting for admission; more are refused, as with --max-num-queued-reqs
+
+
+class Gauges(Struct, frozen=True):
+    """What metrics say of the engine: of the end of its last step, as at vLLM, so not of who came or left since."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used_fraction: float = 0.0
 
 
 class EngineBusy(Overloaded):
@@ -81,6 +91,8 @@ class Driver:
         self.slowdown = 1.0  # multiplies the duration of every step
         self.is_stopping = False  # requests that come are aborted at once
         self.sleep_level: int | None = None  # None = awake
+        self.gauges = Gauges()
+        self._unseen: set[RequestId] = set()  # who came since the last step was scheduled
         self._is_hung = False
         self._live: dict[RequestId, Progress] = {}
         self._wake = asyncio.Event()
@@ -116,6 +128,7 @@ class Driver:
                 self.feed.joined(request.id, story)
         for request, progress in zip(requests, job.sequences, strict=True):
             self.replica.add(request)
+            self._unseen.add(request.id)
             self._live[request.id] = progress
         self._is_empty.clear()
         if self.is_stopping:
@@ -188,6 +201,7 @@ class Driver:
     def _gone(self, request: RequestId) -> Progress:
         if self.feed is not None:
             self.feed.left(request)
+        self._unseen.discard(request)
         progress = self._live.pop(request)
         if not self._live:
             self._is_empty.set()
@@ -198,9 +212,12 @@ class Driver:
         due = loop.time()
         while True:
             if self._is_paused or not self.replica.has_work:
+                if not self._is_paused:
+                    self._gauge()  # who was aborted is gone
                 await self._sleep_until_woken()
                 continue
             self._wake.clear()
+            self._unseen.clear()
             step = self.replica.begin()
             began_s = time.monotonic()
             for request, cached_tokens in step.admitted.items():
@@ -214,12 +231,18 @@ class Driver:
             while self._is_paused:
                 await self._sleep_until_woken()
             self._deliver(self.replica.end())
+            self._gauge()
             if not step.scheduled and not step.preempted:
                 await self._wake.wait()  # the first in the queue does not fit: only an abort can change that
 
     async def _sleep_until_woken(self) -> None:
         self._wake.clear()
         await self._wake.wait()
+
+    def _gauge(self) -> None:
+        replica = self.replica
+        waiting = replica.waiting_count - len(self._unseen)
+        self.gauges = Gauges(replica.running_count, waiting, replica.pool.used_fraction)
 
     def _deliver(self, result: StepResult) -> None:
         now_s, timings = time.monotonic(), self.timings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -29,7 +30,7 @@ class Replica:
         self.driver = driver
         self.model = model
         self.faults = Faults(driver)
-        self.metrics = ReplicaMetrics(driver.replica, driver.timings, model.name, lambda: driver.sleep_level)
+        self.metrics = ReplicaMetrics(driver, model.name)
         self.is_dying = False  # the engine is gone, and the server not yet
         self._frozen = b""  # metrics at the time when they were frozen
         self._studio = Studio(driver, model, seed)
@@ -251,5 +252,9 @@ def _cut(request: web.Request) -> None:
 
 
 def json_response(body: object, status: int = 200) -> web.Response:
-    """Write a JSON body as compactly as vLLM does."""
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+    """Write a JSON body as compactly as vLLM does; half characters that a client sent are escaped."""
+    try:
+        data = orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        data = json.dumps(body, separators=(",", ":")).encode()
+    return web.Response(body=data, status=status, content_type="application/json")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from kvroute.fake.timings import Timings
-from kvroute.sim.replica import SimReplica
+from kvroute.fake.driver import Driver
 
 LABELS = ("engine", "model_name")
 EXTERNAL = "from KV connector cross-instance cache sharing, in terms of number of"
@@ -20,12 +19,10 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 class ReplicaMetrics(Collector):
     """Reads the replica whenever it is scraped."""
 
-    def __init__(
-        self, replica: SimReplica, timings: Timings, model: str, sleep_level: Callable[[], int | None] = lambda: None
-    ) -> None:
-        self._replica = replica
-        self._timings = timings
-        self._sleep_level = sleep_level  # None while it is awake
+    def __init__(self, driver: Driver, model: str) -> None:
+        self._driver = driver
+        self._replica = driver.replica
+        self._timings = driver.timings
         self._labels = ("0", model)
         self._ended = dict.fromkeys(FINISH_REASONS, 0)
         self._started_s = time.time()  # this replica's, which may share its process with others
@@ -40,14 +37,10 @@ class ReplicaMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        replica, counters = self._replica, self._replica.counters
-        yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", replica.running_count
-        )
-        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", replica.waiting_count)
-        yield self._gauge(
-            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", replica.pool.used_fraction
-        )
+        gauges, counters = self._driver.gauges, self._replica.counters
+        yield self._gauge("num_requests_running", "Number of requests in model execution batches.", gauges.running)
+        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", gauges.waiting)
+        yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", gauges.kv_used_fraction)
         yield self._sleep_state()
         for name, text, value in (
             ("prefix_cache_queries", "Prefix cache queries, in terms of queried tokens.", counters.prefix_queries),
@@ -86,7 +79,7 @@ class ReplicaMetrics(Collector):
         return family
 
     def _sleep_state(self) -> Metric:
-        level = self._sleep_level()
+        level = self._driver.sleep_level
         family = GaugeMetricFamily(
             "vllm:engine_sleep_state", "Engine sleep state; awake = 0 means engine is sleeping.",
             labels=(*LABELS, "sleep_state"),

@@ -29,6 +29,14 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None = what the cache holds
     offload: Offload | None = None  # CPU memory behind the cache
 
+    def __post_init__(self) -> None:
+        budget = self.limits.max_num_batched_tokens
+        if not self.limits.enable_chunked_prefill and budget < self.context_tokens:  # it would wait for ever
+            raise ConfigError(
+                f"max_num_batched_tokens: {budget} tokens a step cannot hold a prompt of {self.context_tokens}, and "
+                "without chunked prefill vLLM would not start"
+            )
+
     @property
     def num_blocks(self) -> int:
         """Physical blocks, the null block included."""

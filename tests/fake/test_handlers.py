@@ -90,6 +90,19 @@ async def test_content_encoding_means_nothing(serve):
             assert answer.status == status
 
 
+async def test_half_a_character_is_no_failure(serve):
+    """JSON may hold lone surrogates, and an error that quotes one can be written."""
+    session = await serve()
+    for path, fields in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+        async with session.post(path, json={**fields, "model": "\ud800"}) as answer:
+            assert (answer.status, "\ud800" in (await answer.json())["error"]["message"]) == (404, True)
+    tokens = {"prompt": "\ud800", "return_token_strs": True}
+    async with session.post("/tokenize", json=tokens) as answer:
+        ids = (await answer.json())["tokens"]
+    async with session.post("/detokenize", json={"tokens": ids}) as answer:
+        assert (answer.status, (await answer.json())["prompt"]) == (200, "\ud800")
+
+
 async def test_a_request_id_is_kept_or_made(serve):
     """The client's X-Request-Id comes back and names the answer; without one the replica makes one."""
     session = await serve()

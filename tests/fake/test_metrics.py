@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fake.watch import until
 
 RECORDED = Path(__file__).parent.parent / "data" / "metrics" / "vllm-0.32-after.txt"
 
@@ -64,6 +67,37 @@ async def test_the_figures_follow_what_was_served(serve):
     assert sources == {"local_compute": 48, "local_cache_hit": 32, "external_kv_transfer": 0}
     endings = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
     assert endings == {"stop": 0, "length": 2, "abort": 0, "error": 0, "repetition": 0}
+
+
+async def test_gauges_are_those_of_the_end_of_the_last_step(serve):
+    """Who comes while a long prompt is computed, and that prompt itself, show when its step has ended, as at vLLM."""
+    session = await serve(kv_tokens=64_000, speed=0.4)
+
+    async def gauges():
+        found = await families(session)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return tuple(found[f"vllm:{name}"].samples[0].value for name in names)
+
+    async def state():
+        async with session.get("/_state") as answer:
+            return await answer.json()
+
+    def ask(token):
+        body = {"prompt": [token] * 8000, "max_tokens": 400, "ignore_eos": True}
+        return asyncio.ensure_future(session.post("/v1/completions", json=body))
+
+    asked = [ask(1)]
+    await until(state, lambda now: now["running"] == 1)
+    asked.append(ask(2))
+    assert await until(state, lambda now: now["waiting"] == 1)
+    assert await gauges() == (0, 0, 0)
+    running, waiting, used = await until(gauges, lambda now: now[0] > 0)
+    assert (running, waiting) == (1, 0)
+    assert used > 0.1
+    await session.post("/sleep?mode=abort&level=0")
+    await session.post("/wake_up")
+    assert await until(gauges, lambda now: now == (0, 0, 0))
+    await asyncio.gather(*asked)
 
 
 async def test_the_cache_is_described(serve):

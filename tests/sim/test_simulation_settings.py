@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvroute.errors import ConfigError
+from kvroute.sim.replica import Limits
 from kvroute.sim.simulation_settings import Happening, RouterSettings, check_happenings, happening_of
 from tests.sim.fleets import engine
 
@@ -14,6 +15,14 @@ def test_a_context_is_at_most_what_the_cache_holds():
     assert engine(1600).context_tokens == 1600
     assert engine(1609).num_blocks == 101
     assert engine(1600, max_model_len=512).context_tokens == 512
+
+
+def test_prompts_that_no_step_could_hold_are_refused():
+    """Without chunks they would wait for ever; vLLM does not start with such a budget."""
+    limits = Limits(max_num_batched_tokens=1599, enable_chunked_prefill=False)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        engine(1600, limits=limits)
+    assert engine(1600, limits=limits, max_model_len=1599).context_tokens == 1599
 
 
 @pytest.mark.parametrize(("text", "kind"), [("60:crash:3", "crash"), ("60:join:3", "join"), ("60.0:leave:3", "leave")])
