@@ -1,10 +1,11 @@
 """What the simulator says beside what is published or was computed otherwise, and how fast it is.
 
-    python benchmarks/simulate.py [--quick]
+    python benchmarks/simulate.py [--quick] [--seeds N] [--only PART]
 
   published    llm-d's shared-prefix benchmark: 8 replicas of Qwen3-32B on two H100 each, 16 stages of 3 to 60 requests
                a second after a warm-up, as their load generator plays them. Bars: what any engine model must show
-               (who collapses and who does not, and in which order); published figures stand beside ours
+               (who collapses and who does not, and in which order); published figures stand beside ours. The published
+               run is one of each rule: `--seeds` plays several, and says how far apart they are
   hit shares   eight LRU caches on Mooncake's conversation hour, against a plain replay of its block ids
   speed        100,000 requests of 350 output tokens on 64 replicas, in blocks of 512, on one core
   determinism  the same seed twice, and skipped decode steps against single ones
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from msgspec import Struct, structs
 from report import Figure, conclude
@@ -39,9 +40,12 @@ from kvroute.sizing.presets import preset
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--quick", action="store_true", help="a part of each")
-QUICK = PARSER.parse_args().quick if __name__ == "__main__" else False
+PARSER.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each rule of the published benchmark")
+PARSER.add_argument("--only", choices=("speed", "determinism", "shares", "published"), help="one part")
+OPTIONS = PARSER.parse_args(None if __name__ == "__main__" else [])
+QUICK = OPTIONS.quick
 TRACE = Path(__file__).resolve().parents[1] / "tests" / "data" / "mooncake_conversation_a.jsonl.gz"
-AT_ONCE = 640  # requests that the published clients had open: tokens/s x seconds a token, + those that waited (docs)
+AT_ONCE = 640  # requests that the published clients had open: 10 for each of 64 cores, as their throughput shows (docs)
 PUBLISHED: dict[
     tuple[str, View], tuple[int, float, float]
 ] = {  # rule, its knowledge: tokens/s, mean and p90 of the first token; means over the stages, as published
@@ -51,6 +55,12 @@ PUBLISHED: dict[
     ("blend:0:1:1", "original"): (4266, 46.987, 94.865),
 }
 PRECISE, APPROXIMATE, RANDOM, LOAD = PUBLISHED
+STAGES: dict[tuple[str, View], tuple[float, ...]] = {  # tokens/s of each stage, as published
+    RANDOM: (1314.0, 3568.5, 3791.1, 4933.1, 4765.4, 4781.3, 4636.3, 4332.6, 4773.8, 4844.6, 4969.5, 4783.2, 4845.1,
+             4921.7, 4764.2, 4835.2),
+    LOAD: (1274.8, 3607.0, 3348.4, 4902.5, 4785.5, 4872.8, 4888.7, 4660.7, 4946.4, 4973.3, 4723.6, 4004.8, 3991.0,
+           4671.9, 3866.5, 4745.1),
+}  # fmt: skip
 OTHERS: tuple[tuple[str, View], ...] = (
     ("kvroute", "exact"),
     ("sticky", "exact"),
@@ -65,6 +75,9 @@ SHARES = (  # policy, caches, tokens of each, hit share of a plain replay
     ("round-robin", 8, 80_000_000, 0.123),
     ("consistent-hash", 8, 80_000_000, 0.346),
 )
+AS_IT_WAS = structs.replace(  # vLLM of September 2025: it did not schedule ahead, and admitted what a first chunk fits
+    limits_of(gpu("h100")), async_scheduling=False, reserve_full_prompt=False
+)
 SPEED_REQUESTS = 10_000 if QUICK else 100_000
 SPEED_CPU_US_MAX = 180 / 100_000 * 1e6
 
@@ -78,22 +91,19 @@ def published() -> Iterator[Figure]:
         kv_tokens=307_328,
         block_size=64,
         time=RooflineTime(preset("qwen3-32b"), gpu("h100"), parallel=Parallel(tp=2)),
-        limits=structs.replace(limits_of(gpu("h100")), async_scheduling=False),  # as vLLM was then
+        limits=AS_IT_WAS,
     )
-    found: dict[tuple[str, View], Mean] = {}
-    for rule in (*PUBLISHED, *OTHERS):
-        work = of_profile("shared-prefix", figures, 64, Pace(), 1)
+
+    def play(rule: tuple[str, View], seed: int) -> Outcomes:
+        work = of_profile("shared-prefix", figures, 64, Pace(), seed)
         routers = RouterSettings(policy=rule[0], knowledge=rule[1], metrics_every_s=0.05)
-        one = Simulation(work, replicas, engine, routers, seed=1, at_once=at_once).run()
-        found[rule] = mean = Mean.of(one.stages[1:])
-        said = PUBLISHED.get(rule)
-        beside = "" if said is None or QUICK else f"   published {said[0]:,} tok/s, {said[1]:g} s, p90 {said[2]:g} s"
-        held = f", {one.held.count:,} held for {one.held.mean:.1f} s" if one.held.count else ""
-        print(
-            f"  {rule[0]:<13} {rule[1]:<8} {mean.tokens_s:6,.0f} tok/s, first token {mean.ttft_s:6.2f} s, "
-            f"p90 {mean.ttft_p90_s:6.2f} s, hits {one.hit_share:.3f}, {one.preemptions:,} preemptions{held}{beside}",
-            flush=True,
-        )
+        return Simulation(work, replicas, engine, routers, seed=seed, at_once=at_once).run()
+
+    runs: dict[tuple[str, View], list[Outcomes]] = {}
+    for rule in (*PUBLISHED, *OTHERS):
+        runs[rule] = [play(rule, seed) for seed in range(1, OPTIONS.seeds + 1)]
+        print(f"  {told(rule, runs[rule])}", flush=True)
+    found = {rule: Mean.over([Mean.of(one.stages[1:]) for one in each]) for rule, each in runs.items()}
     blind = (RANDOM, LOAD)
     yield Figure(
         "published_first_token_blind_over_precise",
@@ -110,6 +120,39 @@ def published() -> Iterator[Figure]:
         at_least=1.2,
     )
     yield Figure("published_tokens_s_random_over_load", found[RANDOM].tokens_s / found[LOAD].tokens_s, "x")
+    if not QUICK:
+        yield from undecided(runs[RANDOM], runs[LOAD])
+
+
+def told(rule: tuple[str, View], runs: Sequence[Outcomes]) -> str:
+    """Return a line about one rule: means over its runs, and of the tokens a second the extremes."""
+    means = [Mean.of(one.stages[1:]) for one in runs]
+    mean, rates = Mean.over(means), sorted(one.tokens_s for one in means)
+    spread = f" ({rates[0]:,.0f} to {rates[-1]:,.0f})" if len(runs) > 1 else ""
+    held = fmean(one.held.count for one in runs)
+    waits = f", {held:,.0f} held for {fmean(one.held.mean for one in runs):.1f} s" if held else ""
+    said = PUBLISHED.get(rule)
+    beside = "" if said is None or QUICK else f"   published {said[0]:,} tok/s, {said[1]:g} s, p90 {said[2]:g} s"
+    return (
+        f"{rule[0]:<13} {rule[1]:<8} {mean.tokens_s:6,.0f} tok/s{spread}, first token {mean.ttft_s:6.2f} s, "
+        f"p90 {mean.ttft_p90_s:6.2f} s, hits {fmean(one.hit_share for one in runs):.3f}, "
+        f"{fmean(one.preemptions for one in runs):,.0f} preemptions{waits}{beside}"
+    )
+
+
+def undecided(random: Sequence[Outcomes], load: Sequence[Outcomes]) -> Iterator[Figure]:
+    """Say how far load-only is from random routing, stage by stage, there and here: no bar, nothing decides it."""
+    pairs = [
+        (one.output_tokens_s, other.output_tokens_s)
+        for run, beside in zip(random, load, strict=True)
+        for one, other in zip(run.stages[1:], beside.stages[1:], strict=True)
+    ]
+    there = list(zip(STAGES[RANDOM], STAGES[LOAD], strict=True))
+    for name, stages in (("as_published", there), ("here", pairs)):
+        shares = [other / one - 1 for one, other in stages]
+        yield Figure(f"load_over_random_stages_mean_{name}", fmean(shares), "")
+        yield Figure(f"load_over_random_stages_error_{name}", stdev(shares) / len(shares) ** 0.5, "")
+        yield Figure(f"load_over_random_stages_won_{name}", sum(share > 0 for share in shares) / len(shares), "")
 
 
 class Mean(Struct, frozen=True):
@@ -127,6 +170,11 @@ class Mean(Struct, frozen=True):
             fmean(stage.ttft.mean for stage in stages),
             fmean(stage.ttft.p90 for stage in stages),
         )
+
+    @classmethod
+    def over(cls, means: Sequence[Mean]) -> Mean:
+        """Return the mean of several runs."""
+        return cls(*(fmean(each) for each in zip(*map(structs.astuple, means), strict=True)))
 
 
 def shares() -> Iterator[Figure]:
@@ -174,7 +222,8 @@ def determinism() -> Iterator[Figure]:
 
 
 def main() -> int:
-    return conclude([figure for part in (speed, determinism, shares, published) for figure in part()])
+    parts = [part for part in (speed, determinism, shares, published) if OPTIONS.only in (None, part.__name__)]
+    return conclude([figure for part in parts for figure in part()])
 
 
 if __name__ == "__main__":
