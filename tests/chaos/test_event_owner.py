@@ -1,14 +1,16 @@
-"""The router that listens to the engines' events dies; the other one goes on where it was."""
+"""The router that listens to the engines' events dies, or stands still; the other one goes on where it was."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,9 +69,9 @@ async def load(url: str, model: str, turns: Iterator[Any], seed: int) -> list[in
     return statuses
 
 
-def test_a_killed_owner_is_replaced_and_nothing_is_missed(tmp_path: Path) -> None:
-    """Two routers share three replicas' streams. One is killed under load: the other owns all 3 s later, the index
-    holds what the engines hold, and no request of the other router fails."""
+@contextmanager
+def shared(tmp_path: Path) -> Iterator[tuple[Router, Router, str, list[str], redis.Redis]]:
+    """Two routers that share three replicas' streams, with load behind them; the model, the replicas, the store."""
     valkey = Valkey(tmp_path / "valkey.log")
     replicas = [SimulatedReplica(*REPLICA, *REPLAY, log=tmp_path / f"r{n}.log") for n in range(3)]
     with valkey, replicas[0], replicas[1], replicas[2]:
@@ -79,21 +81,57 @@ def test_a_killed_owner_is_replaced_and_nothing_is_missed(tmp_path: Path) -> Non
         with victim, Router(*urls, log=tmp_path / "other.log", env=env) as other:
             model = json.loads(fetch(urls[0] + "/v1/models"))["data"][0]["id"]
             asyncio.run(load(victim.url, model, iter(range(100)), 1))
-            both = until(lambda: (owned(victim), owned(other)), lambda o: len(o[0] | o[1]) == 3 and all(o), 20)
-            assert both[0] | both[1] == set(urls)
-            assert both[0] & both[1] == set()
-            enough = threading.Event()
-            with ThreadPoolExecutor(1) as pool:
-                loaded = pool.submit(asyncio.run, load(other.url, model, iter(enough.is_set, True), 2))
-                time.sleep(0.5)
-                victim.kill()
-                try:
-                    assert until(lambda: owned(other), lambda o: len(o) == 3, OWNED_S) == set(urls)
-                finally:
-                    enough.set()
-            assert set(loaded.result()) == {200}
+            share_all(victim, other, urls)
             with redis.Redis(port=valkey.port) as store:
-                for url in urls:
-                    agreed = until(lambda url=url: disagreement(store, url, model), lambda found: found == (0, 0), 10)
-                    assert agreed == (0, 0)
-                    assert observed(url, model).removals > 0
+                yield victim, other, model, urls, store
+
+
+def share_all(one: Router, other: Router, urls: list[str]) -> None:
+    both = until(lambda: (owned(one), owned(other)), lambda o: len(o[0]) + len(o[1]) == 3 and all(o), 20)
+    assert both[0] | both[1] == set(urls)
+    assert both[0] & both[1] == set()
+
+
+def nothing_is_missed(store: redis.Redis, urls: list[str], model: str) -> None:
+    for url in urls:
+        agreed = until(lambda url=url: disagreement(store, url, model), lambda found: found == (0, 0), 10)
+        assert agreed == (0, 0)
+        assert observed(url, model).removals > 0
+
+
+def test_a_killed_owner_is_replaced_and_nothing_is_missed(tmp_path: Path) -> None:
+    """Two routers share three replicas' streams. One is killed under load: the other owns all 3 s later, the index
+    holds what the engines hold, and no request of the other router fails."""
+    with shared(tmp_path) as (victim, other, model, urls, store):
+        enough = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            loaded = pool.submit(asyncio.run, load(other.url, model, iter(enough.is_set, True), 2))
+            time.sleep(0.5)
+            victim.kill()
+            try:
+                assert until(lambda: owned(other), lambda o: len(o) == 3, OWNED_S) == set(urls)
+            finally:
+                enough.set()
+        assert set(loaded.result()) == {200}
+        nothing_is_missed(store, urls, model)
+
+
+def test_an_owner_that_stood_still_does_not_disturb_its_successor(tmp_path: Path) -> None:
+    """One of the routers is stopped under load until the other owns all streams, and goes on: what it writes of what it
+    had heard is refused, both share the streams again, and the index holds what the engines hold."""
+    with shared(tmp_path) as (victim, other, model, urls, store):
+        enough = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            loaded = pool.submit(asyncio.run, load(other.url, model, iter(enough.is_set, True), 2))
+            try:
+                for _ in range(2):
+                    time.sleep(0.5)
+                    victim.signal(signal.SIGSTOP)
+                    assert until(lambda: owned(other), lambda o: len(o) == 3, OWNED_S) == set(urls)
+                    victim.signal(signal.SIGCONT)
+                    share_all(victim, other, urls)
+            finally:
+                victim.signal(signal.SIGCONT)
+                enough.set()
+        assert set(loaded.result()) == {200}
+        nothing_is_missed(store, urls, model)
