@@ -25,6 +25,8 @@ from kvroute.kv.events import MalformedBatch, decode_batch
 
 log = logging.getLogger(__name__)
 
+OPEN_AGAIN_S = 5.0  # before a stream that could not be opened is tried again, by whoever is to listen
+
 
 class Stream(Protocol):
     """What a feed needs of `vllm_events.EventStream`."""

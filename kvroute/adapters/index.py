@@ -16,7 +16,7 @@ from typing import Literal, NewType, Protocol
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest
 
-from kvroute.adapters.event_feed import EventFeed
+from kvroute.adapters.event_feed import OPEN_AGAIN_S, EventFeed
 from kvroute.kv.block_tree import TIERS
 from kvroute.kv.chain import HASH_VERSION, PrefixChain
 from kvroute.kv.promised import Promised
@@ -131,6 +131,7 @@ class MemoryIndex:
         self._members: dict[ReplicaId, tuple[Namespace, Residency]] = {}
         self._rooms: dict[Namespace, dict[ReplicaId, Residency]] = {}
         self._feeds: dict[ReplicaId, tuple[EventFeed, Promised]] = {}
+        self._opening: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # streams that are being opened or closed
 
     async def start(self) -> None:
@@ -148,13 +149,15 @@ class MemoryIndex:
         if replica in self._members:
             self._unfollow(replica)
             self._feeds[replica] = (feed, Promised(feed.capacity_blocks))
-            self._run(self._listen(replica, feed))
+            self._opening[replica] = self._run(self._listen(replica, feed))
 
     async def _listen(self, replica: ReplicaId, feed: EventFeed) -> None:
-        try:
-            await feed.own()
-        except OSError as error:
-            log.warning("%s: %s", replica, error)
+        while True:
+            try:
+                return await feed.own()
+            except OSError as error:
+                log.warning("%s: %s", replica, error)
+            await asyncio.sleep(OPEN_AGAIN_S)
 
     def delivered(self, replica: ReplicaId, chain: PrefixChain, held_blocks: int) -> None:
         """Note what a request found in the cache."""
@@ -169,12 +172,14 @@ class MemoryIndex:
 
     def _unfollow(self, replica: ReplicaId) -> None:
         if feed := self._feeds.pop(replica, None):
+            self._opening.pop(replica).cancel()
             self._run(feed[0].release())
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
+    def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def join(self, replica: ReplicaId, namespace: Namespace, capacity_blocks: int) -> None:
         """Admit a replica, empty. The same values again change nothing; other values begin a new life."""

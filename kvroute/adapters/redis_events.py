@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from kvroute.adapters.event_feed import EventFeed
+from kvroute.adapters.event_feed import OPEN_AGAIN_S, EventFeed
 from kvroute.adapters.redis_link import Link, ask
 from kvroute.adapters.redis_owner import START, LogId, log_id, read_delivery, records_in
 from kvroute.adapters.redis_shard import Member, Shard
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 CALL_BLOCKS = 256  # written by one call, so that lookups do not wait for longer than about half a millisecond
 SNAPSHOT_S = 30.0
-RETRY_S = 5.0  # before a stream that could not be opened is tried again
 NOTHING_YET = b"-"  # state of a replica whose events are heard, before anything was written
 
 
@@ -197,7 +196,7 @@ class Events:
                 await feed.own()
         except OSError as error:
             log.warning("%s: %s", member.replica, error)
-            writer.retry_after_s = now_s + RETRY_S
+            writer.retry_after_s = now_s + OPEN_AGAIN_S
             return
         loop = asyncio.get_running_loop()
 

@@ -153,6 +153,7 @@ class EngineHashes:
             return
         self._suspects.deliveries += 1
         hashes = hashes_of(chain)
+        held_blocks = min(held_blocks, len(hashes))
         ending = self._suspects.named(hashes[held_blocks - 1]) if held_blocks else []
         for own in hashes[:held_blocks]:
             for block in self._suspects.named(own):

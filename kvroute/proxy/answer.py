@@ -102,9 +102,14 @@ def reason(body: bytes) -> str:
 def _usage(answer: _Answer | None) -> Usage | None:
     if answer is None or answer.usage is None:
         return None
-    counts = answer.usage
-    details = counts.prompt_tokens_details
-    return Usage(counts.prompt_tokens, counts.completion_tokens, details.cached_tokens if details else None)
+    counts, details = answer.usage, answer.usage.prompt_tokens_details
+    prompt_tokens = max(0, counts.prompt_tokens)
+    cached = details.cached_tokens if details else None
+    return Usage(
+        prompt_tokens,
+        max(0, counts.completion_tokens),
+        None if cached is None else min(max(0, cached), prompt_tokens),
+    )
 
 
 def _decoded(data: bytes, kind: Any) -> Any:

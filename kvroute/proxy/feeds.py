@@ -25,6 +25,7 @@ from kvroute.adapters.tls import session_tls
 from kvroute.adapters.tokens import PromptReader, open_reader
 from kvroute.adapters.vllm_metrics import Page
 from kvroute.errors import ConfigError, ReplicaBroke, ReplicaFailed
+from kvroute.kv.chain import blocks_in
 from kvroute.kv.prompt import Prompt
 from kvroute.proxy.catalogue import Catalogue, ModelEntry, ServedModel
 from kvroute.proxy.followers import EventSettings, Followers
@@ -195,7 +196,8 @@ class Feeds:
 
     def judge(self, replica: ReplicaId, prompt: Prompt, held_blocks: int, cached_tokens: int) -> None:
         """Compare what the index said about an answered request with what the engine found in its cache."""
-        self._index.delivered(replica, prompt.chain, cached_tokens // prompt.block_size)
+        found = min(cached_tokens // prompt.block_size, blocks_in(prompt.chain))  # it may have counted other tokens
+        self._index.delivered(replica, prompt.chain, found)
         predicted = min(held_blocks, prompt.hit_limit_blocks) * prompt.block_size
         if self.honesty.observe(replica, predicted, cached_tokens):
             share = self.honesty.records[replica].share

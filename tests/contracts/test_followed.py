@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping
 
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvroute.adapters import index as memory
+from kvroute.adapters import redis_events
+from kvroute.adapters.event_feed import EventFeed
 from kvroute.adapters.index import Index
 from kvroute.kv import promised
 from kvroute.kv.chain import PrefixChain
@@ -16,7 +21,7 @@ from kvroute.kv.engine_hashes import EngineHashes
 from kvroute.kv.events import decode_batch
 from kvroute.kv.promised import LIFE_S, TELLING_S
 from kvroute.routing.replica import ReplicaId
-from tests.adapters.streams import Engine
+from tests.adapters.streams import Engine, SpokenStream
 from tests.contracts.test_index import NS, R0, R1, R2, chain, holdings, settled
 from tests.kv.encoded import cleared, encoded, removed, stored
 from tests.redis_servers import until
@@ -181,6 +186,26 @@ async def test_a_late_follower_hears_what_was_said(index):
     engine.say(removed(2))
     index.follow(R0, engine.feed())
     await settled(index, [{R0: 1}], chain(5, 6))
+
+
+async def test_a_stream_that_could_not_be_opened_is_tried_again(index, monkeypatch):
+    """Where engines dial, the last listener may still have the port."""
+    for module in (memory, redis_events):
+        monkeypatch.setattr(module, "OPEN_AGAIN_S", 0.05)
+    engine, tried = Engine(), []
+
+    class Stream(SpokenStream):
+        async def start(self) -> None:
+            tried.append(self)
+            if len(tried) < 3:
+                raise zmq.ZMQError(errno.EADDRINUSE)
+            await super().start()
+
+    index.join(R0, NS, 100)
+    index.follow(R0, EventFeed("m", 100, lambda sink, position: Stream(engine, sink, position)))
+    engine.say(stored([1, 2], None, [5, 6], 1))
+    await settled(index, [{R0: 2}], chain(5, 6))
+    assert len(tried) == 3
 
 
 async def test_leaving_ends_it(index):

@@ -125,6 +125,14 @@ def test_no_more_groups_than_a_model_can_have():
     assert (len(known.ends.groups), len(known._sparse), len(known._copies)) == (GROUPS_MAX,) * 3
 
 
+def test_a_delivery_of_more_than_the_prompt():
+    """An engine that counts other tokens than we do may have found more blocks than a chain has: all of it."""
+    known = table(stored([1], None, [5], 1))
+    known.suspect()
+    known.delivered(chain(5, 6), 7)
+    assert known.held(chain(5, 6)) == 2
+
+
 class Engine:
     """A cache of so many blocks, the least recently used ones first to go, and CPU memory where whatever is stored is
     copied to, if it is there; what it holds, and what it says of that."""

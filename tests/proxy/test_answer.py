@@ -30,6 +30,18 @@ def test_no_usage():
     assert usage_in_event(b'data: {"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n') == Usage(3, 2, None)
 
 
+@pytest.mark.parametrize(("told", "taken"), [((-3, -2, -1), (0, 0, 0)), ((3, 2, 99), (3, 2, 3))])
+def test_counts_without_sense(told, taken):
+    """No count is below nothing, and no more of a prompt is cached than there is."""
+    prompt, completion, cached = told
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    assert read_body(json.dumps({"choices": [], "usage": usage}).encode())[0] == Usage(*taken)
+
+
 @pytest.mark.parametrize("name", ["chat_stream", "chat_stream_usage"])
 def test_text_of_a_stream(name: str):
     """The pieces of a stream make the whole text."""

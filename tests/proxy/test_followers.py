@@ -17,6 +17,8 @@ from kvroute.adapters.replica_client import ReplicaClient
 from kvroute.config import load
 from kvroute.fake.publisher import PublisherConfig
 from kvroute.fake.server import build_replica, serve_replica
+from kvroute.kv.chain import chain_of, root_of, tokens_of
+from kvroute.kv.prompt import Prompt
 from kvroute.proxy.app import Service
 from kvroute.proxy.followers import EventSettings, Followers
 from kvroute.routing.replica import Replica, ReplicaId
@@ -214,6 +216,20 @@ async def test_without_replay_nothing_untrue_outlives_fifty_deliveries():
         claimed = set(feed.table.tree.cells[0])
         assert (row["gaps"] > 0, claimed - held) == (True, set())
         assert len(claimed) >= 5 * 8
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_what_no_engine_can_have_found_breaks_nothing(kind):
+    """An engine may say that it found more of a prompt than there is: then it found all of it."""
+    async with rig(1, **{"store.kind": kind}) as it:
+        await it.complete(prompt(1))
+        await it.events_are("exact")
+        (feed,) = it.service.feeds.followers.feeds.values()
+        feed.table.suspect()
+        ids = tokens_of(prompt(2))
+        known = Prompt(chain_of(ids, BLOCK, root_of(MODEL)), len(prompt(2)), BLOCK)
+        it.service.feeds.judge(ReplicaId(it.urls[0]), known, 0, 1 << 40)
+        assert feed.table.held(known.chain) == 8
 
 
 async def test_a_silent_stream_is_noticed(monkeypatch):
