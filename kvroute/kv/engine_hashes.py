@@ -211,7 +211,7 @@ class EngineHashes:
             self.block_size = event.block_size
         if event.block_size != self.block_size or len(event.token_ids) != len(hashes) * self.block_size * TOKEN_BYTES:
             counters.mismatches += len(hashes)
-            if event.kind is None and event.group is not None:
+            if event.kind is None and event.group is not None and not tier_of(event.medium):
                 self._exclude(event.group)
                 self._store_sparse(event)
             return

@@ -97,6 +97,12 @@ def test_releases_that_do_not_name_kinds():
     assert tell(known, removed(5, group_idx=1), release=20).reusable(chain(1, 2, 3, 4, 5)) == 4
 
 
+def test_larger_blocks_on_a_slower_tier_say_nothing_of_a_group():
+    """What is copied to CPU memory may be told in blocks of another size: the group is not sparse for that."""
+    known = table(LONG, stored([2, 4], None, [1, 2, 3, 4], 2, medium="CPU"), release=20)
+    assert (known.reusable(chain(1, 2, 3, 4, 5)), known.counters.mismatches) == (5, 2)
+
+
 @pytest.mark.parametrize("kind", ["chunked_local_attention", "unknown", "future"])
 def test_groups_of_which_too_little_is_told_have_no_say(kind):
     """Where events do not tell what a group needs, full attention alone decides."""
