@@ -143,7 +143,7 @@ class EngineHashes:
         self.ends.forget()
         self._suspects = Suspects()
         for block in self._blocks.values():
-            if self.tree.held(block):
+            if self._copies.has_any(block):
                 self._suspect(block)
         self.counters.suspected += len(self._suspects)
 
@@ -342,22 +342,19 @@ class EngineHashes:
         if column is not None and self.ends.admit(group, None, None, self.block_size or 1):
             self.ends.groups[group].copies |= {name: column[at] for name, at in self._blocks.items() if column[at]}
             self._look_at(self._blocks)
-        for tier in self._copies.close(group):
-            self._hold_whole(tier)
+        self._hold_whole(*self._copies.close(group))
 
-    def _hold_whole(self, tier: int) -> None:
-        """The groups of a tier have changed: look again which blocks all of them have."""
-        bit, columns = 1 << tier, self._copies.on(tier)
+    def _hold_whole(self, *tiers: int) -> None:
+        """The groups of these tiers have changed: look again which blocks all of them have."""
+        for tier in tiers:
+            bit, columns = 1 << tier, self._copies.on(tier)
+            for block in self._blocks.values():
+                held = self.tree.held(block)
+                if bool(held & bit) != (bool(columns) and all(column[block] for column in columns)):
+                    self.tree.hold(block, held ^ bit)
         for name in list(self._blocks):
-            block = self._blocks.get(name)
-            if block is None:  # it went with one that was below it
-                continue
-            held = self.tree.held(block)
-            is_held = bool(columns) and all(column[block] for column in columns)
-            if bool(held & bit) != is_held:
-                held ^= bit
-                self.tree.hold(block, held)
-            if not held:
+            block = self._blocks.get(name, ROOT)  # it may have gone with one that was below it
+            if block != ROOT and not self.tree.held(block):
                 self._gone(block)
 
     def _name(self, block: int, name: EngineHash) -> None:
@@ -485,8 +482,7 @@ class EngineHashes:
             order.append(block)
         for group, tier, copies in columns:
             self._copies.load(order, group, tier, copies)
-        for tier in {tier for _, tier, _ in columns}:
-            self._hold_whole(tier)
+        self._hold_whole(*{tier for _, tier, _ in columns})
         self._is_incomplete = packed.is_incomplete
         self._learnt = {order[at] for at in packed.learnt}
         if (unnamed := self._copies.find(None, 0)) is not None:
