@@ -66,6 +66,7 @@ class Sharing:
         promises, others = self._fleet.promises(), self._ledger.others()
         self._ledger.publish(promises)
         self._fleet.set_others(others)
+        self._router.set_alone(self._ledger.stats.routers <= 1)
         if news := self._router.news():
             self._ledger.tell(msgspec.msgpack.encode(news))
         for text in self._ledger.heard():

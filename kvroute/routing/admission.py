@@ -109,6 +109,7 @@ class Admission:
     def __init__(self, settings: AdmissionSettings, name: int = 0) -> None:
         self.settings = settings
         self.news: deque[News] = deque(maxlen=KEPT_MAX)  # to tell the other routers
+        self.is_alone = False  # there is no other router: nothing is to be told
         self.pressure = Pressure()
         self.waiting = Waiting()
         self._gate = Gate()
@@ -293,7 +294,8 @@ class Admission:
                 first_token_s=prefill_s(member.view, work, member.rates),
                 answer_s=decode_s(member.view, work, member.rates),
             )  # fmt: skip
-        self.news.append(conversation.news(replica.id, turn.output_tokens))
+        if not self.is_alone:
+            self.news.append(conversation.news(replica.id, turn.output_tokens))
         if hold is None or (ticket := self.waiting.remove(hold)) is None:
             return
         if not ticket.at_gate:
@@ -400,7 +402,8 @@ class Admission:
             conversation.last_end_s = self._now_s
         self._served.leave(conversation.tenant)
         self._fairness.end(turn.held_tokens)
-        self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
+        if not self.is_alone:
+            self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
         self._ended(conversation)
 
     def foresee(

@@ -246,6 +246,11 @@ class Router:
             admission.look(ticket, found)
         return isinstance(found, Member)
 
+    def set_alone(self, flag: bool) -> None:
+        """Say whether there is no other router: then `news` returns nothing, and nothing is kept for it."""
+        if self._admission is not None:
+            self._admission.is_alone = flag
+
     def news(self) -> list[News]:
         """Return what happened to conversations here since the last call, for the other routers."""
         if self._admission is None:

@@ -72,3 +72,16 @@ def test_an_end_that_is_never_heard_comes_by_itself():
     assert live(b)[1] == 0
     b.hear([], 1.0 + 2 * ELSEWHERE_S)
     assert live(b) == (0, 0)
+
+
+def test_a_router_alone_keeps_nothing_to_tell():
+    """Once it has a peer, what happens from then on is told: a turn says all that is known of its conversation."""
+    a, b = router("a"), router("b")
+    a.set_alone(True)
+    lease = begun(a, 20)
+    lease.finish(Outcome.DONE, 2.0, Usage(320, 100, 0))
+    assert a.news() == []
+    a.set_alone(False)
+    begun(a, 30, 3.0)
+    b.hear(a.news(), 3.0)
+    assert live(b) == (1, 1)
