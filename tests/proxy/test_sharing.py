@@ -47,6 +47,7 @@ class Grapevine(MemoryLedger):
     def __init__(self, told: dict[str, list[bytes]], name: str) -> None:
         super().__init__()
         self._told, self._name = told, name
+        self.stats.routers = 2
         told[name] = [b"not for us"]
 
     def tell(self, text: bytes) -> None:
