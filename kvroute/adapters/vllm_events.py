@@ -179,7 +179,7 @@ class EventStream:
             return self._read_some(until_s)
         except Exception as error:
             self.counters.failures += 1
-            log.exception("events of %s: what came was not taken; it is asked for again", self.endpoint)
+            log.exception("events of %s: a batch was not taken in, and counts as lost", self.endpoint)
             self._sequence.check()
             return not isinstance(error, zmq.ZMQError)  # the socket itself: it will be tried again, but not at once
         finally:

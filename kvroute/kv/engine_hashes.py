@@ -9,8 +9,8 @@ Rule 3. Only groups whose every block stays (full, MLA and sink-full attention) 
 Rule 4. A chain ends for us where media begin, as the chains of prompts do: such blocks are remembered, so that events
         about them are understood, and never published. The same for adapters that are only a number (before 0.14).
 Rule 5. After events were lost, blocks are *suspect*: held as far as is known. A block stored below one confirms it, and
-        so does a delivery; they go with their first removal, when a delivery falls short of them, oldest first when the
-        cache would hold more than it can, and after SUSPECT_DELIVERIES deliveries altogether.
+        so does a delivery, as far as it lies on the GPU. They go with their first removal, when a delivery falls short
+        of them, oldest first when the cache would hold more than it can, and after SUSPECT_DELIVERIES deliveries.
 Rule 6. From then on deliveries teach: what a request found and no event told of is remembered as a chain of its own.
         The engine's names for it are not known, so it stays suspect, vouched for by each delivery that finds it again.
 

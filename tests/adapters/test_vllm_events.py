@@ -244,7 +244,7 @@ async def test_rubbish_is_counted_and_skipped(open_stream):
 
 
 async def test_a_sink_that_fails_once_stops_nothing(open_stream, caplog):
-    """What came with the failure is asked for again, and the failure is logged."""
+    """What it failed on is told to be lost, what came after it is handed on, and the failure is logged."""
     publisher, log, stream = await open_stream(check_s=0.1)
     await connected(stream)
     take, failed = log.batch, []
@@ -258,6 +258,7 @@ async def test_a_sink_that_fails_once_stops_nothing(open_stream, caplog):
     log.batch = fail_once
     publisher.publish(4)
     await log.until((3, "a3"))
+    assert log.told == [(0, "a0"), "gap 1-1", (2, "a2"), (3, "a3")]
     assert "a mistake of ours" in caplog.text
     assert stream.counters.failures == 1
 
