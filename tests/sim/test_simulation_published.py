@@ -33,7 +33,7 @@ LOAD, RANDOM = ("blend:0:1:1", "original"), ("random", "exact")
 
 
 @cache
-def outcome(rule, fresh=False):
+def outcome(rule, fresh=False, gauges_late_s=0.0):
     policy, knowledge = rule
     engine = EngineSettings(
         kv_tokens=307_328,
@@ -42,7 +42,7 @@ def outcome(rule, fresh=False):
         limits=AS_IT_WAS,
     )
     figures = {"stages": STAGES, "fresh": str(fresh)}
-    routers = RouterSettings(policy=policy, knowledge=knowledge, metrics_every_s=0.05)
+    routers = RouterSettings(policy=policy, knowledge=knowledge, metrics_every_s=0.05, metrics_lag_s=gauges_late_s)
     work = of_profile("shared-prefix", figures, 64, Pace(), 1)
     return Simulation(work, 8, engine, routers, seed=1, at_once=CLIENTS).run()
 
@@ -84,6 +84,12 @@ def test_gauges_lead_load_only_routing_astray_where_little_runs():
     """Between two steps everybody is sent to the replica that was the emptiest: later first tokens than by chance."""
     first = [outcome(rule).stages[1].ttft.mean for rule in (LOAD, RANDOM)]
     assert first[0] > first[1]
+
+
+def test_old_gauges_make_load_only_routing_worse_than_chance():
+    """Where they are a second old, everybody is sent to the same replica for that long."""
+    assert tokens_s(LOAD, gauges_late_s=1.0) < min(tokens_s(LOAD), tokens_s(RANDOM))
+    assert late_s(LOAD, gauges_late_s=1.0) > max(late_s(LOAD), late_s(RANDOM))
 
 
 @pytest.mark.parametrize("blind", [RANDOM, LOAD])
