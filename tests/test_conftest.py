@@ -16,6 +16,7 @@ SUITE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "status", "summary"), [("true", 1, "1 xfailed, 2 errors"), ("", 0, "2 skipped, 1 xfailed")]
 )

@@ -147,6 +147,7 @@ def senseless(draw: st.DrawFn) -> bytes:
     return msgspec.msgpack.encode([0.5, events, draw(st.none() | st.integers(0, 1))])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(senseless() | st.binary(max_size=60), min_size=1, max_size=12))
 def test_whatever_is_sent_the_feed_goes_on(payloads):

@@ -95,6 +95,7 @@ async def whole(local: LocalTokens, chat: WrittenChat, block_size: int, root: Ro
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
@@ -112,6 +113,7 @@ async def test_what_is_read_by_turns_is_what_is_read_whole(name, data):
         chat = [*chat[: data.draw(st.integers(1, len(chat)))], *data.draw(st.lists(messages, max_size=3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chatml", "tools", "llama"])
 async def test_a_grown_chat_is_read_by_turns(name):
     """Plain turns of a template that takes them one by one need nothing else, from the first message on."""

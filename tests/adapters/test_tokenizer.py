@@ -85,6 +85,7 @@ def test_ids_are_those_of_hugging_face(family, data):
     assert tokenizer.encode(text, add_special_tokens=special) == ids_of(family, text, special)
 
 
+@pytest.mark.slow
 @BY_FAMILY
 @ONE_BY_ONE
 @given(data=st.data())

@@ -167,6 +167,7 @@ iterables = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(
     head=blocks,

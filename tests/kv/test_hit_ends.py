@@ -161,6 +161,7 @@ KINDS = {1: WINDOW, 2: STATE, 3: WINDOW | {"group_idx": 3, "kv_cache_spec_slidin
 ids = st.lists(st.integers(1, 2), min_size=1, max_size=7).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sets(st.sampled_from([1, 2, 3]), min_size=1), st.data())
 def test_any_history(groups, data):

@@ -124,6 +124,7 @@ def accepted(answers: bytes) -> list[Read]:
     return found
 
 
+@pytest.mark.slow
 async def test_reads_nothing_that_h11_does_not_read():
     """Of requests that were damaged, none is accepted that h11 refuses or reads otherwise; nothing leaks."""
     random = Random(1)
