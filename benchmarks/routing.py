@@ -8,6 +8,7 @@
   4  long pauses, and a day that rises into thrashing and falls again: every phase beside the best rule for it
   5  several routers beside one, with promises that are late or lost; and what they lose who share nothing
   6  one long prompt, 64 times at once
+  9  a tenant with a tenth of the load beside one with the rest, against what it has alone
 
 Every run is a command, which is printed before its figures; baselines know exactly what every cache holds, and the best
 of them is taken figure by figure. Traces are looked for in FOLDER, else in $KVROUTE_TRACES, else among the tests' data;
@@ -70,6 +71,20 @@ DAY = (
     "agent.result=550,agent.think=4"
 )
 PHASES = "300,500,700,900"
+TENTH = ("--tenants", "9,1")
+TENANTS_CASES = (  # name, workload, flags
+    ("agents", SMALL_AGENTS.replace("sessions=80", "sessions=160"), SMALL_POOL),
+    (
+        "single_prompts",  # of which 1.5 times as many come as can be computed
+        "chat:turns=1,system=1,profile=1,question=2000,output=100,rate=150,sessions=6000",
+        (*SMALL, *"--block-size 64 --replicas 8".split()),
+    ),
+    (
+        "shared_prefix",  # more than the caches hold at a time
+        "shared-prefix:groups=38,fresh=1,drained=0,stages=11x200,output=300,spread=0.9",
+        (*SHARED, "--replicas", "2"),
+    ),
+)
 BURST, BURST_TOKENS = 64, 8000
 BUSY_PER_S = 30.0  # prompts of 4,000 tokens, answers of 200: 70 % of what eight replicas can serve
 
@@ -135,7 +150,11 @@ class Play:
         if arguments not in self._known:
             print(f"$ kvroute simulate {shlex.join(arguments)}", flush=True)
             if self.options.only_says:
-                self._known[arguments] = {"summary": {key: {"mean": 1.0} for key in SHOWN}, "phases": []}
+                self._known[arguments] = {
+                    "summary": {key: {"mean": 1.0} for key in SHOWN},
+                    "phases": [],
+                    "tenants": {"2": {"ttft_p90_s": 1.0}},
+                }
                 return self._known[arguments]
             command = [sys.executable, "-m", "kvroute", "simulate", *arguments, "--json"]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE)
@@ -322,6 +341,29 @@ def burst(play: Play) -> Iterator[Figure]:
         yield Figure("6_burst_busy_prefills_of_the_prefix", computed, "", at_most=2)
 
 
+def tenants(play: Play) -> Iterator[Figure]:
+    """A tenant that asks for little beside one that asks for more than there is."""
+    cases = [Case(name, work, (*flags, *TENTH, *UNBOUNDED)) for name, work, flags in TENANTS_CASES]
+    if not play.options.is_quick:
+        starts = ("--starts", "0.65", "--think", "none")
+        cases.append(Case("swe_0.65", SWE, (*BIG, *TENTH, *UNBOUNDED), starts, "rate=0.65,sessions=253"))
+    for case in cases:
+        beside = play.whole(case, KVROUTE)
+        alone = play.whole(case, KVROUTE, "--only-tenant", "2")
+        one, title = tenant_of(alone), play.title(case)
+        yield ratio(f"9_{title}_first_token_p90", tenant_of(beside)["ttft_p90_s"], one["ttft_p90_s"], at_most=1.5)
+        lmetric = play.whole(case, "lmetric")
+        yield ratio(f"9_{title}_first_token_p90_under_lmetric", tenant_of(lmetric)["ttft_p90_s"], one["ttft_p90_s"])
+        rates = [means(run)["output_tokens_s"] for run in (beside, lmetric)]
+        yield ratio(f"9_{title}_tokens_s_over_lmetric", *rates)
+
+
+def tenant_of(found: dict[str, Any]) -> Summary:
+    """Return the figures of the one who asks for little."""
+    of: Summary = found["tenants"]["2"]
+    return of
+
+
 def burst_row(at_ms: int) -> str:
     """Return one of the equal requests."""
     blocks = BURST_TOKENS // 16
@@ -349,7 +391,7 @@ def ratio(name: str, value: float, other: float, **bar: float) -> Figure:
     return Figure(name, value / other, "x", **bar)
 
 
-POINTS = {"1": calm, "2": thrashing, "3": prefixes, "4": phases, "5": sharing, "6": burst}
+POINTS = {"1": calm, "2": thrashing, "3": prefixes, "4": phases, "5": sharing, "6": burst, "9": tenants}
 
 
 def main() -> int:

@@ -131,6 +131,7 @@ class Admission:
         """Let time pass."""
         self._now_s = max(now_s, self._now_s)
         self._set.advance(self._now_s)
+        self._fairness.advance(self._now_s)
         while self._silent:
             number, (conversation, due_s) = next(iter(self._silent.items()))
             if due_s > self._now_s:
@@ -154,7 +155,7 @@ class Admission:
             self._learn(conversation)
         conversation.last_end_s = None
         self._served.enter(conversation.tenant)
-        self._fairness.ask(conversation.tenant, self._now_s)
+        self._fairness.ask(conversation.tenant)
         turn = Turn(demand, conversation, output_tokens * demand.sequences, self._over)
         turn.found_tokens = reachable
         return turn
@@ -289,7 +290,7 @@ class Admission:
         self._set.seat(conversation, replica.id, forecast, replica.capacity_tokens or 0)
         self._charge(turn, work.miss_tokens + turn.output_tokens, work.hit_tokens)
         if self._fairness.has_several:
-            turn.held_tokens = self._fairness.begin(
+            self._fairness.learn(
                 conversation.tenant, lease.own_tokens, peak_tokens=max(forecast),
                 first_token_s=prefill_s(member.view, work, member.rates),
                 answer_s=decode_s(member.view, work, member.rates),
@@ -323,6 +324,9 @@ class Admission:
         if ticket is None:
             if waits.at_gate and self._set.seat_of(turn.conversation):
                 self.pressure.learn_wait()
+            if waits.gate is not None:
+                member, work, prefix = waits.gate
+                self._fairness.wait(turn.conversation.tenant, member.asks(work, prefix)[0])
             ticket = self._ticket(turn, waits, size_bytes or BYTES_PER_TOKEN * turn.demand.prompt_tokens)
         elif ticket.hold.until_s <= self._now_s:
             self.waiting.remove(ticket.hold)
@@ -401,7 +405,6 @@ class Admission:
                 conversation.answered(usage.completion_tokens)
             conversation.last_end_s = self._now_s
         self._served.leave(conversation.tenant)
-        self._fairness.end(turn.held_tokens)
         if not self.is_alone:
             self.news.append(conversation.news("", -1.0 if usage is None else usage.completion_tokens))
         self._ended(conversation)

@@ -167,8 +167,10 @@ class Fleet:
         view, output_tokens = member.view, int(work.sequences * work.output_tokens)
         added, prefix = member.asks(work, prefix)
         own = added - member.missing(prefix)
+        all_tokens = work.hit_tokens - work.copy_tokens + work.new_tokens
         booking = Booking(
             work.sequences, work.miss_tokens, int(own), work.hit_tokens, output_tokens, prefix,
+            int(all_tokens - own) if prefix is None else 0,
             self.outputs.spread(demand.model), demand.chain, demand.block_size,
         )  # fmt: skip
         member.book(booking)

@@ -11,6 +11,8 @@ than its share finds it closed earlier (`fairness`).
 
 from __future__ import annotations
 
+from math import inf
+
 from kvroute.routing.cost import Work, step_s
 from kvroute.routing.demand import Prefix
 from kvroute.routing.fairness import ROOM_SHARE, TIME_SHARE, Reserve
@@ -20,6 +22,7 @@ from kvroute.routing.replica import ReplicaId
 FILL = 0.95
 FILL_MIN = 0.6
 CUT = 0.95  # for a report that shows preemptions
+ROUND_S = 5.0  # after a cut, in which what was let in before it still shows some
 RECOVERY_S = 0.002  # of `fill`, for each second without
 REPLICAS_MAX = 4096
 
@@ -27,19 +30,21 @@ REPLICAS_MAX = 4096
 class Calibration:
     """How much of one replica's cache may be promised."""
 
-    __slots__ = ("_preemptions", "_since_s", "fill", "preempted_s")
+    __slots__ = ("_cut_s", "_preemptions", "_since_s", "fill", "preempted_s")
 
     def __init__(self, now_s: float) -> None:
         self.fill = FILL
         self.preempted_s: float | None = None  # when a report last showed preemptions
         self._preemptions: int | None = None
+        self._cut_s = -inf
         self._since_s = now_s
 
     def observe(self, preemptions: int, now_s: float) -> None:
         """Take in the engine's count of preemptions."""
         old, self._preemptions = self._preemptions, preemptions
         if old is not None and preemptions > old:
-            self.fill = max(self.fill * CUT, FILL_MIN)
+            if now_s >= self._cut_s + ROUND_S:
+                self.fill, self._cut_s = max(self.fill * CUT, FILL_MIN), now_s
             self.preempted_s = now_s
         elif old is None or preemptions < old:  # first seen, or an engine that has restarted
             self.preempted_s = None

@@ -6,8 +6,8 @@ same moment. The sum of what each holds at its end is more than there ever is at
     peak = most over the moments at which one ends, of what those that run until then hold by then
 
 (the "future" half of the Past-Future scheduler, Gong et al., ASPLOS '25). How long one still runs follows from what
-answers usually come to and from how far it is. Where lengths cannot be foreseen, one that has run for a while is no
-nearer to its end: SPREAD of an expected answer is always to come, as much as lengths were seen to differ.
+answers usually come to, from how far it is, and from how much lengths were seen to differ: so much is added to what is
+still expected, so that where lengths are anybody's guess the sum of what each holds at its end is the smaller one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Life(Struct, frozen=True):
 def life_of(kv_tokens: float, output_tokens: float, sequences: int, steps_done: float, spread: float) -> Life:
     """Return what is known of a request that will hold `kv_tokens` at its expected end."""
     steps = output_tokens / sequences
-    done = min(steps_done, steps)
-    return Life(kv_tokens - sequences * (steps - done), sequences, max(steps - done, min(spread, 1.0) * steps))
+    to_come = max(steps - steps_done, 0.0)
+    return Life(kv_tokens - sequences * to_come, sequences, to_come + spread * steps)
 
 
 def ends_of(lives: Iterable[Life]) -> list[tuple[float, float, int]]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kvroute.kv.chain import PrefixChain, blocks_in, hashes_of
 from kvroute.routing.cost import REUSE_SHARE, View, Work, kv_tokens
 from kvroute.routing.demand import Prefix, Promise
-from kvroute.routing.lifetimes import Life, ends_of, life_of, peak_with
+from kvroute.routing.lifetimes import ends_of, life_of, peak_with
 from kvroute.routing.pinned import PinnedShare
 from kvroute.routing.rates import ModelRates, Rates, Speed
 from kvroute.routing.replica import Load, Replica
@@ -41,6 +41,7 @@ class Booking(Struct, eq=False):
     hit_tokens: int
     output_tokens: int  # expected, of all sequences
     prefix: Prefix | None = None  # that it holds together with others, if it is booked so
+    left_out_tokens: int = 0  # of its hits, that are not in `kv_tokens` since others probably hold them as well
     spread: float = 1.0  # by which share of itself its answer may differ from what is expected
     chain: PrefixChain = PrefixChain(b"")
     block_size: int = 16  # of the chain
@@ -55,7 +56,7 @@ class Member:
         "_rates_version", "_stray", "_used_adapters", "_view", "adapters", "failures", "fill_rate", "is_draining",
         "is_healthy", "kv_tokens", "last_chosen", "load", "model_rates", "number", "others", "pinned", "prefill_rate",
         "prefill_tokens", "prefixes", "prompt_limits", "replica", "requests", "reuse_share", "running", "sequences",
-        "speed", "stray_until_s", "watched",
+        "speed", "spread", "stray_until_s", "watched",
     )  # fmt: skip
 
     def __init__(self, replica: Replica, number: int, model_rates: ModelRates) -> None:
@@ -71,6 +72,7 @@ class Member:
         self.prefill_tokens = 0
         self.kv_tokens = 0
         self._bookings: dict[Booking, float | None] = {}  # and when their first bytes came
+        self.spread = 1.0  # of answers, as of the last booking
         self._ends: tuple[float, list[tuple[float, float, int]]] | None = None  # of them, as of when
         self.prefixes: dict[
             int, list[int]
@@ -192,12 +194,17 @@ class Member:
         found = False
         for booking in self._bookings if prefix.hash not in self.prefixes else ():
             blocks = prefix.tokens // booking.block_size
-            if booking.prefix is None and 0 < blocks <= blocks_in(booking.chain) and booking.kv_tokens >= prefix.tokens:
+            if (
+                booking.prefix is None
+                and 0 < blocks <= blocks_in(booking.chain)
+                and booking.kv_tokens + booking.left_out_tokens >= prefix.tokens
+            ):
                 if hashes_of(booking.chain)[blocks - 1] != prefix.hash:
                     continue
-                booking.kv_tokens -= prefix.tokens
-                self.kv_tokens -= prefix.tokens
-                booking.prefix, found = prefix, True
+                change = booking.left_out_tokens - prefix.tokens
+                booking.kv_tokens += change
+                self.kv_tokens += change
+                booking.prefix, booking.left_out_tokens, found = prefix, 0, True
                 self._hold(prefix)
         if found:
             self._changed()
@@ -205,8 +212,8 @@ class Member:
 
     def peak_with(self, work: Work, prefix: Prefix | None, now_s: float) -> float:
         """Return the most tokens that are held at a time if a request comes, by what is expected of all."""
-        added = self.asks(work, prefix)[0]
-        new = Life(added - work.sequences * work.output_tokens, work.sequences, work.output_tokens)
+        added, output_tokens = self.asks(work, prefix)[0], work.sequences * work.output_tokens
+        new = life_of(added, output_tokens, work.sequences, 0.0, self.spread)
         common = sum(tokens for tokens, _ in self.prefixes.values())
         return common + self.others.kv_tokens + self._stray.kv_tokens + peak_with(self._ends_at(now_s), new)
 
@@ -246,7 +253,7 @@ class Member:
 
     def book(self, booking: Booking) -> None:
         """Promise a request."""
-        self._bookings[booking] = None
+        self._bookings[booking], self.spread = None, booking.spread
         self.requests += 1
         self.sequences += booking.sequences
         self.prefill_tokens += booking.prefill_tokens

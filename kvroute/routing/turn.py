@@ -12,7 +12,7 @@ class Turn:
     """Under way from the moment that it is recognised until it is over, once."""
 
     __slots__ = (
-        "_over", "charged_tokens", "conversation", "demand", "found_tokens", "held_tokens", "hit_tokens", "is_over",
+        "_over", "charged_tokens", "conversation", "demand", "found_tokens", "hit_tokens", "is_over",
         "output_tokens",
     )  # fmt: skip
 
@@ -29,7 +29,6 @@ class Turn:
         self.hit_tokens = 0  # where it was placed
         self.found_tokens = 0  # in some cache, when it came
         self.charged_tokens = 0.0  # that it counts as served
-        self.held_tokens = 0.0  # that fairness counts as held
         self.is_over = False
         self._over = over
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import e
+
 import pytest
 
 from kvroute.routing.admission import AdmissionSettings
@@ -17,7 +19,7 @@ def taken(**tokens: float) -> Fairness:
     """Make tenants that took so many tokens."""
     fairness = Fairness()
     for tenant in tokens:
-        fairness.ask(tenant, 0.0)
+        fairness.ask(tenant)
     for tenant, count in tokens.items():
         fairness.take(tenant, count)
     return fairness
@@ -35,45 +37,53 @@ def test_who_takes_most_of_all_leaves_room_for_the_others():
     assert greedy(taken(a=9), "ab") == ""
 
 
-def went(fairness: Fairness, tenant: str, kv_tokens: float, answer_s: float = 0.0) -> float:
-    return fairness.begin(tenant, kv_tokens, peak_tokens=300.0, first_token_s=0.2, answer_s=answer_s)
+ANSWER_S = 20.0
+
+
+def learn(fairness: Fairness, tenant: str, kv_tokens: float) -> None:
+    fairness.learn(tenant, kv_tokens, peak_tokens=3 * kv_tokens, first_token_s=0.2, answer_s=ANSWER_S)
 
 
 def test_what_the_others_usually_ask_is_left_to_them():
     """The greedy one's own requests do not count."""
     fairness = taken(a=9, b=1)
-    went(fairness, "b", 100.0)
-    went(fairness, "a", 9_000.0)
+    learn(fairness, "b", 100.0)
+    learn(fairness, "a", 9_000.0)
     reserve = fairness.reserve("a")
     assert reserve is not None
     assert (reserve.room_tokens, reserve.peak_tokens, reserve.first_token_s) == (100.0, 300.0, 0.2)
     assert fairness.reserve("b") is None
 
 
-def test_room_is_left_for_all_that_the_others_ask_for_while_an_answer_takes():
-    """One request a second that runs for twenty: twenty at a time, on two replicas; less what runs already."""
+def test_what_they_found_no_room_for_is_left_free_for_a_while():
+    """On two replicas half of it each; a greedy one's own waiting does not count."""
     fairness = taken(a=90_000, b=1)
     fairness.replicas = 2
-    for second in range(1, 120):
-        for tenant in "ab":
-            fairness.ask(tenant, float(second))
-        held = went(fairness, "b", 100.0, 20.0)
-        if second > 4:
-            fairness.end(held)
+    learn(fairness, "b", 100.0)
+    for tenant, tokens in (("b", 500.0), ("b", 300.0), ("a", 9_000.0)):
+        fairness.wait(tenant, tokens)
     reserve = fairness.reserve("a")
     assert reserve is not None
-    assert reserve.room_tokens == pytest.approx((20 * 100 - 4 * 100) / 2, rel=0.05)
+    assert reserve.room_tokens == 400.0
+    fairness.advance(ANSWER_S)
+    fairness.reserve("a")
+    assert reserve.room_tokens == pytest.approx(400 / e)
+    fairness.advance(5 * ANSWER_S)
+    fairness.reserve("a")
+    assert reserve.room_tokens == 100.0
 
 
 def test_who_has_gone_is_forgotten_and_so_is_what_was_taken_long_ago():
     """After a while alone nothing is left free; what was taken before counts less than what is taken now."""
     fairness = taken(a=9, b=1)
-    fairness.ask("a", WINDOW_S + 1)
+    fairness.advance(WINDOW_S + 1)
+    fairness.ask("a")
     assert greedy(fairness, "ab") == ""
     fairness = taken(a=900, b=100)
     for step in range(1, 200):
+        fairness.advance(step * WINDOW_S / 2)
         for tenant in "ab":
-            fairness.ask(tenant, step * WINDOW_S / 2)
+            fairness.ask(tenant)
         fairness.take("b", 500.0)
     assert greedy(fairness, "ab") == "b"
 
@@ -82,7 +92,7 @@ def test_tenants_are_bounded():
     """Names that come and go do not pile up."""
     fairness = Fairness()
     for number in range(TENANTS_MAX + 10):
-        fairness.ask(f"t{number}", 0.0)
+        fairness.ask(f"t{number}")
         fairness.take(f"t{number}", 1.0)
     assert len(fairness._taken) == TENANTS_MAX
     assert round(fairness._total) == TENANTS_MAX

@@ -47,7 +47,7 @@ def test_a_replica_that_has_not_told_its_capacity_is_open():
 
 
 def test_preemptions_leave_more_room_and_quiet_takes_it_back():
-    """Each report with preemptions takes a twentieth; 20 s without give four hundredths back."""
+    """A round with preemptions takes a twentieth; 20 s without give four hundredths back."""
     known = Calibration(0.0)
     known.observe(5, 0.0)
     known.observe(7, 10.0)
@@ -56,8 +56,11 @@ def test_preemptions_leave_more_room_and_quiet_takes_it_back():
     assert known.fill == pytest.approx(0.95 * 0.95 + 0.04)
     known.observe(7, 1_000.0)
     assert known.fill == gate.FILL
-    for count in range(8, 40):
-        known.observe(count, 1_000.0)
+    known.observe(8, 1_000.0)
+    known.observe(9, 1_000.0 + gate.ROUND_S / 2)
+    assert known.fill == pytest.approx(0.95 * 0.95)
+    for count in range(10, 40):
+        known.observe(count, 1_000.0 + gate.ROUND_S * count)
     assert known.fill == gate.FILL_MIN
 
 
@@ -80,7 +83,7 @@ def test_the_gate_reads_the_engines_reports():
 def test_room_is_left_for_others_that_take_less():
     """Who takes more than a share leaves them room for a request, a slot, and a short way to their first token."""
     others = Reserve()
-    others.learn(1_000.0, 2_000.0, 0.4)
+    others.learn(1_000.0, 2_000.0, 0.4, 5.0)
     for sequences, kv_tokens, pending_tokens, is_open in (
         (1, 7_250, 0, True),
         (1, 7_251, 0, False),

@@ -28,8 +28,8 @@ def test_who_began_together_ends_together():
 
 
 def test_what_is_still_to_come_of_an_answer():
-    """Of one whose length is known the rest; where lengths are anybody's guess as much as at its beginning."""
+    """Of one whose length is known the rest, and as much more as lengths differ."""
     assert life_of(1_100.0, 100.0, 1, 60.0, 0.0) == Life(1_060.0, 1, 40.0)
-    assert life_of(1_100.0, 100.0, 1, 60.0, 1.0) == Life(1_060.0, 1, 100.0)
-    assert life_of(1_100.0, 100.0, 2, 10.0, 0.5) == Life(1_020.0, 2, 40.0)
+    assert life_of(1_100.0, 100.0, 1, 60.0, 1.0) == Life(1_060.0, 1, 140.0)
+    assert life_of(1_100.0, 100.0, 2, 10.0, 0.5) == Life(1_020.0, 2, 65.0)
     assert life_of(1_100.0, 100.0, 1, 900.0, 0.0) == Life(1_100.0, 1, 0.0)

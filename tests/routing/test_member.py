@@ -165,8 +165,8 @@ def test_who_came_before_its_prefix_was_shared_shares_it_too():
     """The first of a group was booked in full: when another one comes, what both have counts once."""
     r0, chain_ = member(), chain(300)
     prefix = Prefix(hashes_of(chain_)[249], 4_000)
-    first = Booking(1, 4_800, 4_850, 0, 50, None, 1.0, chain_, 16)
-    stranger = Booking(1, 4_800, 4_850, 0, 50, None, 1.0, chain(300, root=5), 16)
+    first = Booking(1, 4_800, 4_850, 0, 50, None, 0, 1.0, chain_, 16)
+    stranger = Booking(1, 4_800, 4_850, 0, 50, None, 0, 1.0, chain(300, root=5), 16)
     r0.book(first)
     r0.book(stranger)
     assert r0.share(prefix)
@@ -182,7 +182,7 @@ def test_the_most_that_is_held_at_a_time_is_less_than_the_sum_of_all_ends():
     """Of ten answers of 1,000 tokens one begins every second: when one ends, others are at their beginning."""
     r0 = member()
     for number in range(10):
-        one = Booking(1, 100, 1_100, 0, 1_000, None, 0.0)
+        one = Booking(1, 100, 1_100, 0, 1_000, None, 0, 0.0)
         r0.book(one)
         r0.begin(one, float(number))
     work = work_of(0, 100, 1_000.0)
@@ -191,7 +191,7 @@ def test_the_most_that_is_held_at_a_time_is_less_than_the_sum_of_all_ends():
     assert r0.peak_with(work, None, 10.0) < 12_100 - sum(range(10)) * 0.9 / step_s
     unsteady = member()
     for number in range(10):
-        one = Booking(1, 100, 1_100, 0, 1_000, None, 1.0)
+        one = Booking(1, 100, 1_100, 0, 1_000, None, 0, 1.0)
         unsteady.book(one)
         unsteady.begin(one, float(number))
     assert unsteady.peak_with(work, None, 10.0) > 12_100
