@@ -137,12 +137,9 @@ class ModelRates:
         return replace(known, token_s=known.token_s * prefill, step_s=known.step_s * step)
 
     def _publish(self) -> None:
-        old = self.published
-        new = replace(old, fixed_s=self._fixed.value, token_s=self._token.value, step_s=self._step.value)
-        if any(
-            moved(a, b) for a, b in ((old.fixed_s, new.fixed_s), (old.token_s, new.token_s), (old.step_s, new.step_s))
-        ):
-            self.published = new
+        old, fixed_s, token_s, step_s = self.published, self._fixed.value, self._token.value, self._step.value
+        if moved(old.fixed_s, fixed_s) or moved(old.token_s, token_s) or moved(old.step_s, step_s):
+            self.published = replace(old, fixed_s=fixed_s, token_s=token_s, step_s=step_s)
             self.version += 1
 
 
