@@ -60,8 +60,10 @@ class Scale(Struct, frozen=True):
     rounds: int
 
 
-FULL = Scale(agents=24, pool_tokens=32_000, turns=14, runs=3, rounds=3)
-QUICK = Scale(agents=12, pool_tokens=16_000, turns=14, runs=2, rounds=1)
+# A run's prompts grow from 1,450 to some 3,400 tokens (most recorded tool output is shorter than TURN_TOKENS): at their
+# longest these conversations are 1.8 times what the two pools hold.
+FULL = Scale(agents=34, pool_tokens=32_000, turns=14, runs=3, rounds=3)
+QUICK = Scale(agents=17, pool_tokens=16_000, turns=14, runs=2, rounds=1)
 
 
 class Turn(Struct, frozen=True):
