@@ -98,12 +98,19 @@ async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], timeou
 
 @asynccontextmanager
 async def router(
-    url: str, deployment: str, name: str, deadline_s: float = 5.0, shards: int = 1
+    url: str,
+    deployment: str,
+    name: str,
+    deadline_s: float = 5.0,
+    shards: int = 1,
+    is_alone: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[RedisIndex]:
     """Open a router's index. Its deadline is long: a machine under load must not turn answers into local ones."""
     link = open_link(url)
     await link.start()
-    index = RedisIndex(link, deployment=deployment, router_id=name, deadline_s=deadline_s, shards=shards)
+    index = RedisIndex(
+        link, deployment=deployment, router_id=name, deadline_s=deadline_s, shards=shards, is_alone=is_alone
+    )
     await index.start()
     try:
         yield index

@@ -60,7 +60,8 @@ class IndexStats(Struct):
     """What an index did since it was made. Plain counters; telemetry reads them."""
 
     lookups: int = 0  # calls of `match`
-    local_answers: int = 0  # of these, answered from the router's own shadow
+    own_answers: int = 0  # of these, answered from memory, since nobody else writes to the index
+    local_answers: int = 0  # of these, answered from the router's own shadow, which may know less than the index
     late: int = 0  # of these, because the deadline passed
     errors: int = 0  # error replies of the shared store
     records: int = 0  # chains recorded

@@ -4,6 +4,9 @@
 `correct` go out with the next write and are not waited for. Everything slow, heartbeats, replaying logs, feeding again,
 sweeping, is done by `redis_upkeep` in one background task.
 
+A router that is alone, and has been since the index began, knows all that the index does: its shadow answers at once,
+and what it writes, for routers still to come, leaves a little later and in larger pieces.
+
 Keys, all of one shard under one hash tag `{kvr:v1:<deployment>:<namespace>:<s>}`: buckets `b..` of blocks (write.lua),
 registry, leases and epoch (beat.lua), one log and snapshot per slot. docs/decisions/002 says why blocks lie in buckets,
 003 how several routers feed it without events.
@@ -15,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvroute.adapters.event_feed import EventFeed
@@ -24,7 +27,7 @@ from kvroute.adapters.redis_events import EventWriter, doubt_in, settle_soon
 from kvroute.adapters.redis_link import Link
 from kvroute.adapters.redis_lookup import Deadlines, Lookup
 from kvroute.adapters.redis_owner import Write, corrected, delivered, part_of, sent, together
-from kvroute.adapters.redis_shard import Member, Shard, Unsent, calls, shard_number
+from kvroute.adapters.redis_shard import UNSENT_PIECES_ALONE, Member, Shard, Unsent, calls, shard_number
 from kvroute.adapters.redis_upkeep import Upkeep
 from kvroute.adapters.redis_wire import Reply
 from kvroute.kv.block_tree import TIERS
@@ -36,14 +39,25 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 0.005
 GATHER_S = 0.002  # for which a write waits for others: another router sees it that much later
+GATHER_ALONE_S = 0.05  # the same where there is no other
 PROBES_MAX = 96  # a coarse pass over any chain takes at most about 80 of them, exact depths the rest
 
 
 class RedisIndex:
-    """The shared index. Routers of one deployment have the same `deployment` and `shards`; `router_id` is their own."""
+    """The shared index. Routers of one deployment have the same `deployment` and `shards`; `router_id` is their own.
+
+    `is_alone` says whether there is no other router now; it may be late by a second.
+    """
 
     def __init__(
-        self, link: Link, *, deployment: str, router_id: str, deadline_s: float = DEADLINE_S, shards: int = 1
+        self,
+        link: Link,
+        *,
+        deployment: str,
+        router_id: str,
+        deadline_s: float = DEADLINE_S,
+        shards: int = 1,
+        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.shadow = MemoryIndex()
         self.stats = IndexStats()
@@ -56,7 +70,8 @@ class RedisIndex:
         self._used: dict[Namespace, list[Shard]] = {}  # of these, the ones in which we serve a replica
         self._homes: dict[ReplicaId, Shard] = {}
         self._deadlines = Deadlines()
-        self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats)
+        self._is_alone = is_alone
+        self._upkeep = Upkeep(link, router_id, self._all_shards, self.shadow, self.stats, is_alone)
         self._task: asyncio.Task[None] | None = None
         self._unsent: dict[ReplicaId, Shard] = {}  # where writes wait for others to go with them
         self._flushing: asyncio.TimerHandle | None = None
@@ -153,6 +168,9 @@ class RedisIndex:
         shards = self._used.get(namespace)
         if not shards:
             return Match(({},) * len(chains), "index")
+        if self._knows_all(shards):
+            self.stats.own_answers += 1
+            return Match(tuple([self.shadow.holding(namespace, chain) for chain in chains]), "index")
         lookup = self._ask(shards, chains)
         if lookup is not None and (holdings := self._read(namespace, shards, chains, lookup, await lookup.done)):
             return _match(holdings, shards)
@@ -187,6 +205,14 @@ class RedisIndex:
         if self._is_promise(replica, chain, held_blocks):
             return
         self._send(replica, [Write(b"-", part_of(chain, held_blocks))], corrected(chain, held_blocks), None)
+
+    def _knows_all(self, shards: Sequence[Shard]) -> bool:
+        """Whether nothing can be in the index that this router has not written; while Redis answers."""
+        if not self._is_alone():
+            for shard in shards:
+                shard.is_own = False  # and it stays so: what another router wrote outlives it
+            return False
+        return self._link.is_up and all(shard.is_in_shadow for shard in shards)
 
     def _ask(self, shards: Sequence[Shard], chains: Sequence[PrefixChain]) -> Lookup | None:
         """Look all chains up in Redis; None where that cannot even be asked."""
@@ -294,10 +320,11 @@ class RedisIndex:
         if not unsent.records:
             self._unsent[replica] = shard
         unsent.add(writes, record, chain)
-        if unsent.is_full or chain is None:
+        if chain is None or unsent.is_full(UNSENT_PIECES_ALONE if shard.is_own else 1):
             self._flush(replica)
         elif self._flushing is None:
-            self._flushing = asyncio.get_running_loop().call_later(GATHER_S, self._flush_all)
+            gather_s = GATHER_ALONE_S if shard.is_own else GATHER_S
+            self._flushing = asyncio.get_running_loop().call_later(gather_s, self._flush_all)
         self._upkeep.is_busy = True
 
     def _flush_all(self) -> None:
@@ -317,18 +344,25 @@ class RedisIndex:
         self._send_next(shard, member, calls(unsent.writes) or [[]], 0, together(unsent.records))
 
     def _send_next(self, shard: Shard, member: Member, batches: list[list[Write]], number: int, record: bytes) -> None:
-        """Send one batch, and the next when it is answered: a long chain must not keep others' lookups waiting."""
+        """Send one batch, and the next when it is answered: a long chain must not keep others' lookups waiting.
+
+        Where there are no others, all are sent at once.
+        """
         is_last = number == len(batches) - 1
         arguments = shard.write(member, b"", record if is_last else b"", batches[number])
         sent_as = member.token
 
+        waits = not is_last and not shard.is_own
+
         def done(reply: Reply) -> None:
-            if self._upkeep.judge(shard, member, reply) and not is_last and member.token == sent_as:
+            if self._upkeep.judge(shard, member, reply) and waits and member.token == sent_as:
                 self._send_next(shard, member, batches, number + 1, record)
 
         if not self._link.run("write", shard.prefix, arguments, done):
             self.stats.writes_dropped += 1
             shard.mark_stale(member)
+        elif not is_last and not waits:
+            self._send_next(shard, member, batches, number + 1, record)
 
     def _on_up(self) -> None:
         """The link came up: nothing is known of this Redis until it has answered a heartbeat."""

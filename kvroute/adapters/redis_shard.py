@@ -28,6 +28,7 @@ SLOTS = 512  # at least as many as beat.lua gives out
 LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
 UNSENT_RECORDS, UNSENT_LOG_BYTES = 32, 64 << 10
 PIECE_BLOCKS = 256  # written by one script call, so that no call keeps Redis busy for more than about a millisecond
+UNSENT_PIECES_ALONE = 8  # as many of each where nobody else looks anything up
 
 
 class Unsent:
@@ -41,10 +42,13 @@ class Unsent:
         self.chains: list[PrefixChain] = []  # that the replica holds since these records
         self.blocks = self.log_bytes = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it should leave now."""
-        return self.blocks >= PIECE_BLOCKS or self.log_bytes >= UNSENT_LOG_BYTES or len(self.records) >= UNSENT_RECORDS
+    def is_full(self, pieces: int = 1) -> bool:
+        """Return whether it should leave now, where it may grow to some pieces."""
+        return (
+            self.blocks >= pieces * PIECE_BLOCKS
+            or self.log_bytes >= pieces * UNSENT_LOG_BYTES
+            or len(self.records) >= pieces * UNSENT_RECORDS
+        )
 
     def common_blocks(self, chain: PrefixChain) -> int:
         """Return how many leading blocks of a chain are held since these records."""
@@ -107,6 +111,7 @@ class Shard:
         self.has_tiers = False  # some slots stand for replicas' slower tiers
         self.hybrids: set[ReplicaId] = set()  # of the members, as far as events have told
         self.is_feeding = False  # Redis does not have all yet that this router placed
+        self.is_own = False  # all that was ever written here, in this epoch, is this router's
         self.next_beat_s = 0.0
         self.is_sweeping = True  # until Redis says that no dead slot is left
 
@@ -128,6 +133,11 @@ class Shard:
                 if token := self.tokens.get(name):
                     self.replicas[int(token.partition(b".")[0])] = name
                     self.has_tiers = True
+
+    @property
+    def is_in_shadow(self) -> bool:
+        """Whether the router's shadow has all that is here: nobody else has written, no events say what is held."""
+        return self.is_own and self.is_ready and not self.is_followed and not self.fed
 
     def is_fed(self, member: Member) -> bool:
         """Whether a member's events say what it holds, in this life."""

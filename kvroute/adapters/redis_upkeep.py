@@ -53,6 +53,7 @@ class Upkeep:
         shards: Callable[[], list[Shard]],
         shadow: MemoryIndex,
         stats: IndexStats,
+        is_alone: Callable[[], bool],
     ) -> None:
         self.is_busy = False  # something was sent: the next round comes soon
         self._is_behind = False
@@ -61,6 +62,7 @@ class Upkeep:
         self._shards = shards
         self._shadow = shadow
         self._stats = stats
+        self._is_alone = is_alone
         self._woken = asyncio.Event()
         self.events = Events(link, self.judge)
         self._retired: dict[tuple[bytes, ReplicaId, bytes], bytes] = {}  # (prefix, replica, token) -> epoch
@@ -172,8 +174,10 @@ class Upkeep:
 
     async def _beat(self, shard: Shard) -> None:
         members = dict(shard.members)
-        arguments: tuple[Argument, ...] = (self._router_id, int(ALIVE_S * 1000), secrets.token_hex(8), *members)
+        word = secrets.token_hex(8)
+        arguments: tuple[Argument, ...] = (self._router_id, int(ALIVE_S * 1000), word, *members)
         epoch, version, registry, leases, fed = await ask(self._link, "beat", shard.prefix, arguments)
+        shard.is_own = self._is_alone() and (epoch == word.encode() or (shard.is_own and epoch == shard.epoch))
         if epoch != shard.epoch:
             shard.epoch = epoch
             for member in members.values():

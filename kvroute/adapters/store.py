@@ -106,9 +106,18 @@ async def open_store(
         await link.start()
         undo.push_async_callback(link.close)
         router_id = router_id or secrets.token_hex(6)
+        ledger = SharedLedger(link, deployment=deployment, router_id=router_id)
+        index = RedisIndex(
+            link,
+            deployment=deployment,
+            router_id=router_id,
+            deadline_s=lookup_deadline_s,
+            shards=shards,
+            is_alone=lambda: ledger.stats.routers <= 1,
+        )
         store = Store(
-            RedisIndex(link, deployment=deployment, router_id=router_id, deadline_s=lookup_deadline_s, shards=shards),
-            SharedLedger(link, deployment=deployment, router_id=router_id),
+            index,
+            ledger,
             SharedAccount(link, deployment=deployment, router_id=router_id, life_s=bucket_life_s),
             link=link,
             server=server,

@@ -127,6 +127,93 @@ async def test_a_silent_redis_costs_one_deadline_and_is_used_again():
             await answers(a, chain(1, 2), {R0: 2})
 
 
+class Company:
+    """Whether a router has any, as its ledger would say."""
+
+    def __init__(self, *, is_alone: bool = True) -> None:
+        self.is_alone = is_alone
+
+    def __call__(self) -> bool:
+        return self.is_alone
+
+
+async def test_a_router_alone_from_the_start_asks_nobody():
+    """It answers from memory, at once; what it placed is in Redis all the same, whole and within the capacity."""
+    with server() as redis:
+        name, company = fresh_name(), Company()
+        async with router(redis.url, name, "a", is_alone=company) as a:
+            a.join(R0, NS, 100)
+            await until(lambda: a.is_feeding is False)
+            for prompt in range(20):
+                a.record(R0, chain(prompt, *range(59)))
+                match = await a.match(NS, [chain(prompt, *range(59), 7)])
+                assert (dict(match.holdings[0]), match.source) == ({R0: 60}, "index")
+            a.record(R0, chain(*range(90)))
+            assert (a.stats.own_answers, a.stats.lookups, a.stats.local_answers) == (20, 20, 0)
+            async with router(redis.url, name, "b") as b:
+                b.join(R0, NS, 100)
+                await answers(b, chain(*range(90)), {R0: 90})
+                await answers(b, chain(19, *range(59)), {R0: 10})
+                await answers(b, chain(18, *range(59)), {})
+
+
+async def test_a_router_that_gets_company_asks_from_then_on():
+    """Others' placements are found as soon as it knows of them, and also when they have gone again."""
+    with server() as redis:
+        name, company = fresh_name(), Company()
+        async with router(redis.url, name, "a", is_alone=company) as a:
+            a.join(R0, NS, 100)
+            await until(lambda: a.is_feeding is False)
+            a.record(R0, chain(1, 2, 3))
+            assert dict((await a.match(NS, [chain(1, 2, 3)])).holdings[0]) == {R0: 3}
+            async with router(redis.url, name, "b") as b:
+                b.join(R0, NS, 100)
+                await answers(b, chain(1, 2, 3), {R0: 3})
+                b.record(R0, chain(4, 5))
+                company.is_alone = False
+                await answers(a, chain(4, 5), {R0: 2})
+            company.is_alone = True
+            own = a.stats.own_answers
+            for _ in range(3):
+                await answers(a, chain(4, 5), {R0: 2})
+            assert a.stats.own_answers == own
+
+
+async def test_a_router_that_comes_after_others_asks():
+    """Who finds an index that others have written does not know all of it, though it may be alone now."""
+    with server() as redis:
+        name = fresh_name()
+        async with router(redis.url, name, "a") as a:
+            a.join(R0, NS, 100)
+            a.record(R0, chain(1, 2, 3))
+            await answers(a, chain(1, 2, 3), {R0: 3})
+        async with router(redis.url, name, "b", is_alone=Company()) as b:
+            b.join(R0, NS, 100)
+            await answers(b, chain(1, 2, 3), {R0: 3})
+            assert b.stats.own_answers == 0
+
+
+async def test_a_router_alone_feeds_a_redis_that_was_killed():
+    """It says that Redis is gone; an empty one gets all again, and again nobody is asked."""
+    with server() as redis:
+        name = fresh_name()
+        async with router(redis.url, name, "a", is_alone=Company()) as a:
+            a.join(R0, NS, 1000)
+            a.record(R0, chain(*range(300)))
+            await answers(a, chain(*range(300)), {R0: 300})
+            redis.kill()
+            await answers(a, chain(*range(300)), {R0: 300}, "local")
+            redis.start()
+            await answers(a, chain(*range(300)), {R0: 300})
+            await until(lambda: not a.is_feeding)
+            own = a.stats.own_answers
+            await answers(a, chain(*range(300)), {R0: 300})
+            assert a.stats.own_answers > own
+            async with router(redis.url, name, "b") as b:
+                b.join(R0, NS, 1000)
+                await answers(b, chain(*range(300)), {R0: 300})
+
+
 class Mumbling:
     """A real link of which the replies to lookups can be garbled."""
 

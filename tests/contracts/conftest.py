@@ -1,4 +1,4 @@
-"""Every index, opened the same way: in memory, in Redis, in a Redis cluster."""
+"""Every index, opened the same way: in memory, in Redis with and without other routers, in a Redis cluster."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ async def memory_index() -> AsyncIterator[Index]:
     yield MemoryIndex()
 
 
-def redis_opener(url: str, shards: int) -> Opener:
-    return lambda: router(url, fresh_name(), "a", shards=shards)
+def redis_opener(url: str, shards: int, *, is_alone: bool = False) -> Opener:
+    return lambda: router(url, fresh_name(), "a", shards=shards, is_alone=lambda: is_alone)
 
 
-@pytest.fixture(scope="module", params=["memory", "redis", "cluster"])
+@pytest.fixture(scope="module", params=["memory", "redis", "redis alone", "cluster"])
 def opener(request) -> Iterator[Opener]:
     if request.param == "memory":
         yield memory_index
-    elif request.param == "redis":
+    elif request.param.startswith("redis"):
         with server() as one:
-            yield redis_opener(one.url, 1)
+            yield redis_opener(one.url, 1, is_alone=request.param == "redis alone")
     else:
         with cluster() as url:
             yield redis_opener(url, 3)
