@@ -163,10 +163,10 @@ class Habits:
         """Sum the shares up; done only now and then, since forecasts ask often."""
         self._stale, total = 0, 0.0
         self._chances.clear()
-        for step in range(STEPS):
+        for step, width in enumerate(STEP_WIDTHS):
             share = min(self._ended[step] / self._at_risk[step], SHARE_MAX)
             self._survival[step], self._logs[step] = total, log(1.0 - share)
-            total += (first_turn(step + 1) - first_turn(step)) * self._logs[step]
+            total += width * self._logs[step]
 
     def growth_of(self, conversation: Conversation) -> float:
         """Return the tokens that a turn of this conversation will probably add."""
@@ -220,6 +220,7 @@ class HabitBook:
 
     def __init__(self) -> None:
         self._habits: OrderedDict[str, Habits] = OrderedDict()
+        self._last: tuple[str, Habits] | None = None  # asked for: nearly always of one model, several times a request
 
     def items(self) -> list[tuple[str, Habits]]:
         """Return every model with its habits."""
@@ -227,12 +228,15 @@ class HabitBook:
 
     def of(self, model: str) -> Habits:
         """Return a model's habits, unlearnt at first sight."""
+        if self._last is not None and self._last[0] == model:
+            return self._last[1]
         habits = self._habits.get(model)
         if habits is None:
             habits = self._habits[model] = Habits()
             if len(self._habits) > MODELS_MAX:
                 self._habits.popitem(last=False)
         self._habits.move_to_end(model)
+        self._last = (model, habits)
         return habits
 
 
@@ -250,6 +254,9 @@ def first_turn(step: int) -> int:
         return step + 1
     octave, part = divmod(step - 7, 4)
     return (4 + part) << (octave + 1)
+
+
+STEP_WIDTHS = tuple([first_turn(step + 1) - first_turn(step) for step in range(STEPS)])  # in turns
 
 
 def pause_step(pause_s: float) -> int:

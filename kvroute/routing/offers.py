@@ -37,7 +37,7 @@ class Offers:
         self._demand = demand
         self._hits = hits
         self._stored = stored
-        self._output_tokens = output_tokens
+        self.output_tokens = output_tokens  # expected of each answer
         self._ttft_weight = ttft_weight
         self._works: dict[int, Work] = {}
 
@@ -56,7 +56,7 @@ class Offers:
         demand = self._demand
         hit_tokens = max(min(hit, demand.prompt_tokens - 1), 0)
         return work_of(
-            hit_tokens, demand.prompt_tokens - hit_tokens, self._output_tokens, demand.sequences,
+            hit_tokens, demand.prompt_tokens - hit_tokens, self.output_tokens, demand.sequences,
             copy_tokens=min(copy, hit_tokens), loads_adapter=loads_adapter,
             attention_tokens=rates.attention_tokens,
         )  # fmt: skip

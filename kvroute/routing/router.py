@@ -200,8 +200,7 @@ class Router:
                 admission.drop(hold)
             raise
         ticket = None if hold is None else admission.waiting.get(hold)
-        output_tokens = self.fleet.outputs.expect(demand)
-        turn = admission.begin(demand, hits, output_tokens) if ticket is None else ticket.turn
+        turn = admission.begin(demand, hits, offers.output_tokens) if ticket is None else ticket.turn
         found = self._chosen(admission, turn, offers, members, avoid, is_next=admission.is_next(turn))
         if isinstance(found, Waits):
             return admission.hold(turn, found, hold, hits, size_bytes)

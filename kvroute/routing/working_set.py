@@ -106,7 +106,7 @@ class WorkingSet:
         if seat is None:
             return
         table = self._tables[seat.replica]
-        table.sums = tuple(a - b + c for a, b, c in zip(table.sums, seat.forecast, forecast, strict=True))
+        table.sums = tuple([a - b + c for a, b, c in zip(table.sums, seat.forecast, forecast, strict=True)])
         seat.forecast, seat.due_s = forecast, until_s
         heappush(self._due, (until_s, conversation.number))
 
