@@ -4,8 +4,11 @@ A row is replaced as a whole and expires with its router's heartbeat, by Redis' 
 forgotten in seconds and nothing has to be taken back. A router id must never be used twice: every start has a fresh
 one.
 
-`reserve` is for pressure: one script adds up everybody's rows and reservations and books only what fits. Book locally
-first, then reserve, and undo the booking where it is refused: the next published row then covers the reservation.
+`reserve` is for pressure: one script adds up all others' rows and reservations and books only what fits beside what the
+asking router says it has itself. (Its own row still counts what ended since it was sent: a conversation whose next turn
+follows at once would be refused the room that its last one has just left.) Book locally first, then reserve, and undo
+the booking where it is refused: the next published row then covers the reservation.
+
 Beside rows, routers tell each other what happened (`tell`, `heard`): short texts in a bounded stream, which a router
 reads from its own start on. Nobody waits for them, and what a slow reader misses is lost.
 
@@ -69,8 +72,15 @@ class Ledger(Protocol):
     def heard(self) -> list[bytes]:
         """Return what others told since the last call, the oldest first."""
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
-        """Ask for KV tokens of a replica, already booked locally but not yet published; False where they do not fit."""
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
+        """Ask for KV tokens of a replica, already booked locally but not yet published; False where they do not fit.
+
+        Args:
+            replica: where.
+            kv_tokens: what is asked for.
+            limit_tokens: what all routers together may have promised there.
+            own_tokens: what this one has, these tokens included. Its published row is not asked: it lags.
+        """
 
 
 class MemoryLedger:
@@ -78,8 +88,6 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self.stats = LedgerStats()
-        self._own: dict[ReplicaId, Promise] = {}
-        self._reserved: dict[ReplicaId, int] = {}
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -88,9 +96,7 @@ class MemoryLedger:
         """Nothing to close."""
 
     def publish(self, promises: Mapping[ReplicaId, Promise]) -> None:
-        """Take over the promises, which cover what was reserved before."""
-        self._own = dict(promises)
-        self._reserved.clear()
+        """Count it: nobody else wants to know."""
         self.stats.published += 1
 
     def others(self) -> dict[ReplicaId, Promise]:
@@ -104,13 +110,11 @@ class MemoryLedger:
         """Return nothing: there is no other router."""
         return []
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
-        """Grant what fits beside this router's own promises."""
-        reserved = self._reserved.get(replica, 0) + kv_tokens
-        if self._own.get(replica, NOTHING).kv_tokens + reserved > limit_tokens:
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
+        """Grant what fits: nobody else has promised anything."""
+        if own_tokens > limit_tokens:
             self.stats.refused += 1
             return False
-        self._reserved[replica] = reserved
         self.stats.reserved += 1
         return True
 
@@ -179,12 +183,14 @@ class SharedLedger:
         self._heard.clear()
         return texts
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
         """Reserve in Redis, atomically with all other routers."""
         if self._flush is not None:
             self._send()  # a row from before this booking must not arrive after it and seem to cover it
         self._reserved.add(replica)
-        arguments: tuple[Argument, ...] = (self._router_id, self._epoch, replica, kv_tokens, limit_tokens)
+        arguments: tuple[Argument, ...] = (
+            self._router_id, self._epoch, replica, kv_tokens, limit_tokens, own_tokens,
+        )  # fmt: skip
         try:
             reply = await ask(self._link, "reserve", self._prefix, arguments, RESERVE_TIMEOUT_S)
         except IndexUnavailable:

@@ -226,8 +226,8 @@ class Placing:
     async def _is_confirmed(self, lease: Lease) -> bool:
         confirmed = False
         try:
-            limit_tokens = lease.reserve_limit_tokens
-            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, limit_tokens)
+            limits = (lease.reserve_limit_tokens, lease.promised_tokens)
+            confirmed = await self._ledger.reserve(lease.replica.id, lease.reserve_tokens, *limits)
         finally:
             if not confirmed:
                 lease.refuse(self._clock())

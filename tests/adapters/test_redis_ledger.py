@@ -77,16 +77,32 @@ async def test_two_routers_never_reserve_more_than_there_is():
         async with ledger(redis.url, name, "a") as a, ledger(redis.url, name, "b") as b:
             a.publish({R0: Promise(1, 0, 300)})
             await sees(b, {R0: Promise(1, 0, 300)})
-            granted = await asyncio.gather(*(one.reserve(R0, 100, 1000) for _ in range(6) for one in (a, b)))
-            assert granted.count(True) == 7
-            assert await b.reserve(R1, 100, 1000)
+            wants = [(one, first + 100 * k) for k in range(1, 7) for one, first in ((a, 300), (b, 0))]
+            granted = await asyncio.gather(*(one.reserve(R0, 100, 1000, own) for one, own in wants))
+            assert 0 < granted.count(True) <= 7
+            assert await b.reserve(R1, 100, 1000, 100)
             a.publish({R0: Promise(1, 0, 300 + 100 * granted[::2].count(True))})
             b.publish({R0: Promise(1, 0, 100 * granted[1::2].count(True))})
-            await until(lambda: sum(p.kv_tokens for one in (a, b) for p in one.others().values()) == 1000)
-            assert not await a.reserve(R0, 100, 1000)  # the published rows are counted once
+            total = 300 + 100 * granted.count(True)
+            await until(lambda: sum(p.kv_tokens for one in (a, b) for p in one.others().values()) == total)
+            room, own = 1000 - total, 300 + 100 * granted[::2].count(True)
+            assert await a.reserve(R0, room, 1000, own + room)  # the published rows are counted once
+            assert not await b.reserve(R0, 1, 1000, total - own + 1)
             b.publish({})
             await sees(a, {})
-            assert await a.reserve(R0, 100, 1000) is (granted[1::2].count(True) > 0)
+            assert await a.reserve(R0, 1000 - own - room, 1000, 1000)
+
+
+async def test_room_that_a_router_gave_back_is_there_at_once():
+    """A reservation looks at what the asking router has now, not at its row, which still counts what has ended."""
+    with server() as redis:
+        name = fresh_name()
+        async with ledger(redis.url, name, "a") as a, ledger(redis.url, name, "b") as b:
+            a.publish({R0: Promise(2, 0, 900)})
+            await sees(b, {R0: Promise(2, 0, 900)})
+            assert await a.reserve(R0, 450, 1000, 900)  # one of two has ended, and goes on at once
+            assert not await b.reserve(R0, 450, 1000, 450)
+            assert (a.stats.reserved, a.stats.refused) == (1, 0)
 
 
 async def test_without_redis_everything_is_granted():
@@ -96,26 +112,24 @@ async def test_without_redis_everything_is_granted():
         async with ledger(redis.url, name, "a") as a, ledger(redis.url, name, "b") as b:
             a.publish({R0: Promise(1, 0, 1000)})
             await sees(b, {R0: Promise(1, 0, 1000)})
-            assert not await b.reserve(R0, 1, 1000)
+            assert not await b.reserve(R0, 1, 1000, 1)
             redis.kill()
             await sees(b, {})
-            assert await b.reserve(R0, 1, 1000)
+            assert await b.reserve(R0, 1, 1000, 1)
             assert b.stats.unconfirmed == 1
             redis.start()
             await sees(b, {R0: Promise(1, 0, 1000)})
             async with asyncio.timeout(20):  # a router that is starved for a moment is taken for dead, and comes back
-                while await b.reserve(R0, 1, 1000):
+                while await b.reserve(R0, 1, 1000, 1):
                     await asyncio.sleep(0.05)
 
 
 async def test_alone_the_ledger_is_this_routers_own():
-    """In memory there are no others, and reservations look at this router's promises until the next covers them."""
+    """In memory there are no others: what this router promised itself decides."""
     one = MemoryLedger()
-    one.publish({R0: Promise(1, 0, 600)})
+    one.publish({R0: Promise(1, 0, 900)})
     assert one.others() == {}
-    assert [await one.reserve(R0, 300, 1000), await one.reserve(R0, 300, 1000)] == [True, False]
-    one.publish({R0: Promise(2, 0, 700)})
-    assert await one.reserve(R0, 300, 1000)
+    assert [await one.reserve(R0, 300, 1000, own) for own in (900, 1001)] == [True, False]
 
 
 promises = st.dictionaries(

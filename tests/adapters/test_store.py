@@ -31,7 +31,7 @@ async def use(store: Store) -> None:
         return match.source == "index" and match.holdings == ({R0: 100},)
 
     await until(is_shared)
-    assert await store.ledger.reserve(R0, 10, 1000)
+    assert await store.ledger.reserve(R0, 10, 1000, 10)
     assert await store.account.read() == [(0, "all|requests", 1)]
     stats = store.stats()
     assert stats["records"] == 1

@@ -46,7 +46,7 @@ class Ledger:
         self.full: set[ReplicaId] = set()
         self.asked: list[ReplicaId] = []
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
         self.asked.append(replica)
         return replica not in self.full
 

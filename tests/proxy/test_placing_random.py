@@ -66,7 +66,7 @@ class Deployment:
         )  # fmt: skip
         self.requests: list[asyncio.Task[None]] = []
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
         """Answer as a store does that is shared with others: late, or with a refusal."""
         await asyncio.sleep(self.chance.choice((0.0, 0.01, 0.5)))
         return self.store_is_down or self.chance.random() < 0.6

@@ -193,6 +193,16 @@ def act(lease: object, operation: str, now: float) -> None:
         lease.finish(Outcome(operation), now, Usage(100, 10, 0))
 
 
+def test_what_is_confirmed_is_told_with_what_this_router_has_there_itself():
+    """It counts what was booked until then and this booking, and no longer what has ended."""
+    router = router_of("r0")
+    first = router.place(ask(1_000), {}, now=0.0)
+    assert (first.promised_tokens, router.place(ask(1_000), {}, now=0.0).promised_tokens) == (1_100, 2_200)
+    first.finish(Outcome.DONE, 1.0)
+    router.fleet.set_others({R0: Promise(9, 0, 68_000)})
+    assert router.place(ask(1_000), {}, now=1.0).promised_tokens == 2_200
+
+
 def test_a_booking_that_was_known_to_overflow_is_confirmed_up_to_what_was_known():
     """Only what another router did meanwhile is a reason to be refused, and to go where nothing is cached."""
     router = router_of("r0")
