@@ -33,7 +33,7 @@ LOOK_AGAIN_S = 0.5  # while no replica is available or requests are held, beside
 class Reserve(Protocol):
     """The part of the shared ledger that confirms a booking."""
 
-    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int) -> bool:
+    async def reserve(self, replica: ReplicaId, kv_tokens: int, limit_tokens: int, own_tokens: int) -> bool:
         """Say whether the tokens fit beside what all routers promised."""
 
 
