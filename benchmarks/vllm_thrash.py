@@ -1,12 +1,13 @@
 """Agents on real engines, more of them than the caches hold: what holding requests is worth where it is not simulated.
 
-    python benchmarks/vllm_thrash.py [--quick] [--rounds N] [--policy NAME ...]
+    python benchmarks/vllm_thrash.py [--quick] [--rounds N] [--seconds S] [--policy NAME ...]
 
 Two vLLM engines on the CPU with small pools, and `kvroute serve` before them, started afresh for every policy with no
 setting but its name. Each agent plays recorded coding runs one after the other, without a pause: a long first message,
 then the engine's own answers and recorded tool output, every turn longer than the one before, until the run is over.
 Recorded texts are cut to lengths that fit the engines. The first run of every agent is played and left out of the
-figures. Policies take turns, round by round.
+figures. Policies take turns, round by round. With --seconds each round ends then, whoever is how far, and all turns
+that were done count, first runs too: for machines on which a policy that thrashes takes too long.
 
     turns       completed turns a minute, from the first counted one to the last
     run         time of a whole run, holding included: mean and slowest
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import json
 import statistics
@@ -28,13 +30,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from _rig import ROOT, Router, free_port, write_model
-from msgspec import Struct
+from msgspec import Struct, structs
 from report import Figure, conclude
 from tokenizers import Tokenizer
 
@@ -58,6 +60,7 @@ class Scale(Struct, frozen=True):
     turns: int  # a run
     runs: int  # an agent, the first one not counted
     rounds: int
+    seconds: float | None = None  # after which a round ends; None = when all runs have ended
 
 
 # A run's prompts grow from 1,450 to some 3,400 tokens (most recorded tool output is shorter than TURN_TOKENS): at their
@@ -82,6 +85,7 @@ class Played(Struct):
     turns: list[Turn] = []
     runs_s: list[float] = []
     preemptions: int = 0
+    is_whole: bool = True  # every run has ended
 
     @property
     def turns_a_minute(self) -> float:
@@ -122,21 +126,23 @@ class Agents:
         self.played = Played()
 
     async def play(self) -> Played:
-        async with asyncio.TaskGroup() as group:
-            for agent in range(self.scale.agents):
-                group.create_task(self.agent(agent))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.scale.seconds), asyncio.TaskGroup() as group:
+                for agent in range(self.scale.agents):
+                    group.create_task(self.agent(agent))
         return self.played
 
     async def agent(self, agent: int) -> None:
         for run in range(self.scale.runs):
             number = agent + run * self.scale.agents
             start_s = time.monotonic()
-            turns = [turn async for turn in self.run(number)]
-            if run:
-                self.played.turns += turns
+            async for turn in self.run(number):
+                if run or self.scale.seconds:
+                    self.played.turns.append(turn)
+            if run or self.scale.seconds:
                 self.played.runs_s.append(time.monotonic() - start_s)
 
-    async def run(self, number: int) -> Any:
+    async def run(self, number: int) -> AsyncIterator[Turn]:
         """Play one run; nobody else's begins like it."""
         first, *later = self.texts[number % len(self.texts)]
         messages = [{"role": "user", "content": f"Run {number} of many.\n{first}"}]
@@ -214,6 +220,7 @@ def rounds(folder: Path, policies: list[str], scale: Scale) -> dict[str, list[Pl
                 with Router(*engines.urls, log=folder / f"{policy}{number}.log", env=env) as router:
                     result = asyncio.run(play(router, texts, scale))
                 result.preemptions = preemptions(engines) - before
+                result.is_whole = scale.seconds is None
                 played[policy].append(result)
                 print(f"# round {number + 1}, {policy}: {result.turns_a_minute:.1f} turns/min", file=sys.stderr)
     return played
@@ -221,19 +228,23 @@ def rounds(folder: Path, policies: list[str], scale: Scale) -> dict[str, list[Pl
 
 def figures(played: dict[str, list[Played]]) -> Iterator[Figure]:
     """Yield every policy's figures, medians of its rounds, and ours beside the best other one."""
+    is_whole = all(one.is_whole for results in played.values() for one in results)
     middle = {
-        policy: {
-            "turns": statistics.median(one.turns_a_minute for one in results),
-            "run": statistics.median(statistics.fmean(one.runs_s) for one in results),
-            "slowest": statistics.median(max(one.runs_s) for one in results),
+        policy: {"turns": statistics.median(one.turns_a_minute for one in results)}
+        | {
+            name: statistics.median(of(one.runs_s) for one in results)
+            for name, of in (("run", statistics.fmean), ("slowest", max))
+            if is_whole
         }
         for policy, results in played.items()
     }
     for policy, results in played.items():
         name = policy.replace("-", "_")
         yield Figure(f"{name}_turns", middle[policy]["turns"], "/min")
-        yield Figure(f"{name}_run_mean", middle[policy]["run"], "s")
-        yield Figure(f"{name}_run_slowest", middle[policy]["slowest"], "s")
+        yield Figure(f"{name}_turns_done", statistics.median(len(one.turns) for one in results), "")
+        if is_whole:
+            yield Figure(f"{name}_run_mean", middle[policy]["run"], "s")
+            yield Figure(f"{name}_run_slowest", middle[policy]["slowest"], "s")
         yield Figure(f"{name}_first_p50", statistics.median(s for one in results for s in one.ttfts_s), "s")
         yield Figure(f"{name}_first_mean", statistics.fmean(s for one in results for s in one.ttfts_s), "s")
         yield Figure(f"{name}_cached", statistics.median(one.cached for one in results), "")
@@ -243,6 +254,8 @@ def figures(played: dict[str, list[Played]]) -> Iterator[Figure]:
         return
     ours = middle[OURS]
     yield Figure("turns_over_best", ours["turns"] / max(o["turns"] for o in others), "x", at_least=TURNS_MIN)
+    if not is_whole:
+        return
     yield Figure("run_mean_over_best", ours["run"] / min(o["run"] for o in others), "x", at_most=RUN_MAX)
     yield Figure("run_slowest_over_best", ours["slowest"] / min(o["slowest"] for o in others), "x", at_most=SLOWEST_MAX)
 
@@ -251,11 +264,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="half the agents and pools, one round, one counted run")
     parser.add_argument("--rounds", type=int, help="how often each policy plays")
+    parser.add_argument("--seconds", type=float, help="end every round then, and count all turns that were done")
     parser.add_argument("--policy", action="append", help=f"more than once: which; else {', '.join(POLICIES)}")
     args = parser.parse_args()
     scale = QUICK if args.quick else FULL
-    if args.rounds:
-        scale = Scale(scale.agents, scale.pool_tokens, scale.turns, scale.runs, args.rounds)
+    scale = structs.replace(scale, rounds=args.rounds or scale.rounds, seconds=args.seconds)
     with tempfile.TemporaryDirectory(prefix="kvroute-bench-") as folder:
         return conclude(figures(rounds(Path(folder), args.policy or list(POLICIES), scale)))
 

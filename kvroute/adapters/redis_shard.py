@@ -28,7 +28,7 @@ SLOTS = 512  # at least as many as beat.lua gives out
 LOG_RECORDS_MAX = 20_000  # of one replica between two snapshots; beyond, senders are refused
 UNSENT_RECORDS, UNSENT_LOG_BYTES = 32, 64 << 10
 PIECE_BLOCKS = 256  # written by one script call, so that no call keeps Redis busy for more than about a millisecond
-UNSENT_PIECES_ALONE = 8  # as many of each where nobody else looks anything up
+UNSENT_PIECES_ALONE = 8  # as many leave together where nobody else looks anything up
 
 
 class Unsent:
@@ -43,10 +43,10 @@ class Unsent:
         self.blocks = self.log_bytes = 0
 
     def is_full(self, pieces: int = 1) -> bool:
-        """Return whether it should leave now, where it may grow to some pieces."""
+        """Return whether it should leave now, where it may grow to some pieces; a log entry is never larger."""
         return (
             self.blocks >= pieces * PIECE_BLOCKS
-            or self.log_bytes >= pieces * UNSENT_LOG_BYTES
+            or self.log_bytes >= UNSENT_LOG_BYTES
             or len(self.records) >= pieces * UNSENT_RECORDS
         )
 
