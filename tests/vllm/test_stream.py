@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ TWO = [PROMPT, PROMPT + "x"]
 CHAT = {"messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Go on."}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 USAGE = {"stream_options": {"include_usage": True}}
+TRIES = 20  # of one case
 CASES = {
     "chat": ("/v1/chat/completions", CHAT),
     "chat with usage": ("/v1/chat/completions", CHAT | USAGE),
@@ -44,9 +45,16 @@ def stream(url: str, path: str, fields: dict[str, object]) -> bytes:
     return data
 
 
-def usual(url: str, path: str, fields: dict[str, object]) -> bytes:
-    """Return what most of five streams were: an engine that is late now and then puts two tokens into one event."""
-    return Counter(stream(url, path, fields) for _ in range(5)).most_common(1)[0][0]
+def alike(one: Callable[[], bytes], other: Callable[[], bytes]) -> bool:
+    """Whether two streams are equal, tried again: an engine that is late puts two tokens into one event."""
+    ones: set[bytes] = set()
+    others: set[bytes] = set()
+    for _ in range(TRIES):
+        ones.add(one())
+        others.add(other())
+        if ones & others:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,4 +63,4 @@ def test_a_stream_through_the_router_equals_a_direct_one(router, engines, case):
     path, fields = CASES[case]
     for url in engines.urls:  # warm both, so that all reuse the same tokens
         stream(url, path, fields)
-    assert usual(router.url, path, fields) == usual(engines.urls[0], path, fields)
+    assert alike(lambda: stream(router.url, path, fields), lambda: stream(engines.urls[0], path, fields))
