@@ -351,7 +351,6 @@ class RedisIndex:
         is_last = number == len(batches) - 1
         arguments = shard.write(member, b"", record if is_last else b"", batches[number])
         sent_as = member.token
-
         waits = not is_last and not shard.is_own
 
         def done(reply: Reply) -> None:

@@ -43,7 +43,7 @@ class Unsent:
         self.blocks = self.log_bytes = 0
 
     def is_full(self, pieces: int = 1) -> bool:
-        """Return whether it should leave now, where it may grow to some pieces; a log entry is never larger."""
+        """Return whether it should leave now, where its blocks may be several pieces; its log entry is one."""
         return (
             self.blocks >= pieces * PIECE_BLOCKS
             or self.log_bytes >= UNSENT_LOG_BYTES

@@ -75,7 +75,7 @@ class Lease:
         self.placement = placement
         self.reserve_tokens = reserve_tokens  # KV tokens to confirm in the shared ledger before sending; 0 = none
         self.reserve_limit_tokens = reserve_limit_tokens  # what all may be promised then: capacity, or what was known
-        self.promised_tokens = member.promise.kv_tokens  # by this router to the replica, this request included
+        self.promised_tokens = member.kv_tokens  # by this router to the replica, this request included
         self.turn: Turn | None = None  # of which conversation, where admission looks after them
         self._member = member
         self._demand = demand
